@@ -1,0 +1,31 @@
+"""Backward passes that keep their gradients on this rank."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+
+@contextmanager
+def no_sync(module: nn.Module) -> Iterator[None]:
+    """Accumulate gradients without reducing them over ranks, for all but the last microbatch of a minibatch.
+
+    Handles ``DistributedDataParallel`` and FSDP2 (``fully_shard``) modules; any other module has nothing to
+    reduce. FSDP2's switch is set back in ``finally``: left off, no later gradient would ever be reduced.
+
+    Args:
+        module: The outermost wrapped module, as the strategy holds it.
+    """
+    if isinstance(module, DistributedDataParallel):
+        with module.no_sync():
+            yield
+    elif isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            module.set_requires_gradient_sync(True)
+    else:
+        yield

@@ -1,0 +1,181 @@
+"""``RolloutDataModule``: the environments, as a LightningDataModule."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lightning as L
+import torch
+from gymnasium import Space
+from gymnasium.vector import VectorEnv
+from typing_extensions import override
+
+from puffer_lightning.distributed import derive_seed, rank, world_size
+from puffer_lightning.envs import EnvSource, check_env, make_vector_env
+from puffer_lightning.errors import ConfigurationError
+from puffer_lightning.policies import Policy
+from puffer_lightning.rollout import Actor, Collector, Episodes, Rollout, play
+
+# More environments than this would step mostly finished ones while the last episodes end.
+_MAX_EVAL_ENVS = 128
+
+
+class RolloutDataModule(L.LightningDataModule):
+    """Owns the environments and gives Lightning one rollout an epoch.
+
+    Args:
+        env: Gymnasium id of the environment, or ``class_path`` of anything that makes a
+            ``gymnasium.vector.VectorEnv`` and takes the number of environments as its first argument.
+        env_kwargs: Arguments of the environment, for a gymnasium id.
+        num_envs: Environments that step together, on each rank.
+        horizon: Steps of each environment in a rollout.
+        total_timesteps: Environment steps of the whole training run, over all ranks.
+        eval_episodes: Episodes that ``validate``, ``test`` and ``predict`` play, over all ranks.
+        eval_greedy: Evaluate the most probable actions rather than sampled ones.
+
+    Raises:
+        ConfigurationError: An option is out of its range, or no such environment is registered.
+    """
+
+    def __init__(
+        self,
+        env: str | Callable[[int], VectorEnv] = "CartPole-v1",
+        env_kwargs: dict[str, Any] | None = None,
+        num_envs: int = 64,
+        horizon: int = 32,
+        total_timesteps: int = 200_000,
+        eval_episodes: int = 100,
+        eval_greedy: bool = True,
+    ) -> None:
+        super().__init__()
+        sizes = {
+            "num_envs": num_envs,
+            "horizon": horizon,
+            "total_timesteps": total_timesteps,
+            "eval_episodes": eval_episodes,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise ConfigurationError(f"{name} is {size}: set it to 1 or more.")
+        check_env(env)
+        self.env: EnvSource = env
+        self.env_kwargs = env_kwargs
+        self.num_envs = num_envs
+        self.horizon = horizon
+        self.total_timesteps = total_timesteps
+        self.eval_episodes = eval_episodes
+        self.eval_greedy = eval_greedy
+        self._envs: dict[str, VectorEnv[Any, Any, Any]] = {}
+        self._collector: Collector | None = None
+
+    @property
+    def steps_per_rollout(self) -> int:
+        """Environment steps of one iteration, over all ranks."""
+        return self.horizon * self.num_envs * world_size()
+
+    @property
+    def num_iterations(self) -> int:
+        """Iterations that reach ``total_timesteps``."""
+        return -(-self.total_timesteps // self.steps_per_rollout)
+
+    @property
+    def eval_share(self) -> int:
+        """Evaluation episodes that this rank plays."""
+        return (self.eval_episodes - rank() + world_size() - 1) // world_size()
+
+    @property
+    def spaces(self) -> tuple[Space[Any], Space[Any]]:
+        """Observation and action space of one environment."""
+        env = self.training_env if "train" in self._envs else self.evaluation_env
+        return env.single_observation_space, env.single_action_space
+
+    @property
+    def training_env(self) -> VectorEnv[Any, Any, Any]:
+        """The environments of the rollouts, made when first asked for."""
+        return self._environment("train", self.num_envs)
+
+    @property
+    def evaluation_env(self) -> VectorEnv[Any, Any, Any]:
+        """The environments of the evaluation, made when first asked for."""
+        return self._environment("eval", max(1, min(self.eval_share, _MAX_EVAL_ENVS)))
+
+    def _environment(self, name: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
+        if name not in self._envs:
+            self._envs[name] = make_vector_env(self.env, num_envs, self.env_kwargs)
+        return self._envs[name]
+
+    @override
+    def setup(self, stage: str) -> None:
+        """Make the environments of this rank, so that their spaces are known before the policy is built."""
+        _ = self.training_env if stage == "fit" else self.evaluation_env
+
+    @override
+    def teardown(self, stage: str) -> None:
+        """Close the environments."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the environments; the next use makes new ones."""
+        while self._envs:
+            self._envs.popitem()[1].close()
+        self._collector = None
+
+    def collect(self, policy: Policy, act: Actor | None = None) -> Rollout:
+        """The next rollout of the training environments, see :meth:`Collector.collect`."""
+        if self._collector is None:
+            device = next(policy.parameters()).device
+            self._collector = Collector(self.training_env, self.horizon, torch.initial_seed(), device)
+        return self._collector.collect(policy, act)
+
+    def evaluate(self, policy: Policy, record: bool = False) -> Episodes:
+        """Play this rank's share of the evaluation episodes; the same ones at each call.
+
+        Args:
+            policy: The policy.
+            record: Keep observations, actions and rewards.
+        """
+        seed = derive_seed(torch.initial_seed(), "evaluation", rank())
+        return play(
+            policy, self.evaluation_env, self.eval_share, seed=seed, greedy=self.eval_greedy, record=record
+        )
+
+    @override
+    def train_dataloader(self) -> "_Once":
+        return _Once(lambda: self.collect(self._module.policy, self._module.learner.act))
+
+    @override
+    def val_dataloader(self) -> "_Once":
+        return _Once(lambda: self.evaluate(self._module.policy))
+
+    @override
+    def test_dataloader(self) -> "_Once":
+        return self.val_dataloader()
+
+    @override
+    def predict_dataloader(self) -> "_Once":
+        return _Once(lambda: self.evaluate(self._module.policy, record=True))
+
+    @override
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return batch.to(device) if isinstance(batch, Rollout) else batch
+
+    @property
+    def _module(self) -> Any:
+        assert self.trainer is not None
+        return self.trainer.lightning_module
+
+
+class _Once:
+    """A loader of exactly one batch, made when it is asked for.
+
+    Lightning calls ``__iter__`` twice at the start and prefetches from a loader whose length it does not
+    know; a rollout collected then would be one of an old policy.
+    """
+
+    def __init__(self, make: Callable[[], Rollout | Episodes]) -> None:
+        self._make = make
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Rollout | Episodes]:
+        yield self._make()

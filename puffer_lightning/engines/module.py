@@ -1,0 +1,268 @@
+"""``PPO``: rollout-plus-update as a LightningModule."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from gymnasium import Space
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch import Tensor
+from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torchmetrics import CatMetric
+from typing_extensions import override
+
+from puffer_lightning.distributed import derive_seed, no_sync
+from puffer_lightning.engines.datamodule import RolloutDataModule
+from puffer_lightning.errors import ConfigurationError
+from puffer_lightning.functional import SCHEDULES, warm_up
+from puffer_lightning.policies import Policy, make_policy
+from puffer_lightning.ppo import Learner, Metrics, PPOConfig
+from puffer_lightning.rollout import Episodes, Rollout
+
+_SAVED = "ppo"
+
+
+class PPO(L.LightningModule):
+    """Proximal policy optimization; one Lightning epoch is one rollout and the update on it.
+
+    Source: Schulman et al. 2017, arXiv 1707.06347.
+
+    Args:
+        policy: Actor-critic network, a ``puffer_lightning.policies.Policy`` by ``class_path``; chosen from the
+            environment's spaces if not given.
+        optimizer: Any torch optimizer by ``class_path``.
+        lr_schedule: How the learning rate falls to 0 over ``total_timesteps`` ("linear" or "cosine"), or
+            "constant", or any torch scheduler by ``class_path``, which takes one step an iteration.
+        warm_up_share: Share of ``total_timesteps`` over which the learning rate rises to its full value; not
+            with a torch scheduler.
+        compile: Compile acting and the loss with ``torch.compile``.
+        coefficients: Fields of :class:`~puffer_lightning.ppo.PPOConfig`.
+
+    Attributes:
+        config: The coefficients; changes take effect at the next iteration.
+        policy: The network, once the environment's spaces are known.
+        learner: The run's counters and statistics, once training is set up.
+
+    Raises:
+        ConfigurationError: An option is out of its range.
+    """
+
+    policy: Policy
+    learner: Learner
+
+    def __init__(
+        self,
+        policy: Callable[[Space[Any], Space[Any]], Policy] | None = None,
+        optimizer: OptimizerCallable = lambda params: Adam(params, lr=2.5e-3, eps=1e-5, fused=True),
+        lr_schedule: Literal["constant", "linear", "cosine"] | LRSchedulerCallable = "linear",
+        warm_up_share: float = 0.0,
+        compile: bool = False,
+        **coefficients: Any,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.config = PPOConfig(**coefficients)
+        self.config.check()
+        if not 0 <= warm_up_share < 1:
+            raise ConfigurationError(f"warm_up_share is {warm_up_share}: set it to 0 or more, and below 1.")
+        self._make_policy = policy or make_policy
+        self._make_optimizer = optimizer
+        self._lr_schedule = lr_schedule
+        self._warm_up_share = warm_up_share
+        self._compile = compile
+        self._saved: dict[str, Any] | None = None
+        self._returns, self._lengths = CatMetric(), CatMetric()
+
+    # Shared with Fabric, in the order in which an engine calls them.
+
+    def build(self, data: RolloutDataModule) -> None:
+        """Make the policy for the environments' spaces, unless there is one.
+
+        Its initialisation depends on the run's seed alone, whatever random numbers were drawn before.
+
+        Raises:
+            ConfigurationError: The coefficients do not fit the rollout, or the policy the spaces.
+        """
+        self.config.check_sizes(data.horizon, data.num_envs)
+        if not hasattr(self, "policy"):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(derive_seed(torch.initial_seed(), "policy"))
+                self.policy = self._make_policy(*data.spaces)
+
+    def make_optimizer(self, data: RolloutDataModule) -> tuple[Optimizer, LRScheduler]:
+        """The optimizer and the scheduler, which takes one step an iteration."""
+        optimizer = self._make_optimizer(self.policy.parameters())
+        if not isinstance(self._lr_schedule, str):
+            return optimizer, self._lr_schedule(optimizer)
+        schedule, share, total = SCHEDULES[self._lr_schedule], self._warm_up_share, data.total_timesteps
+
+        def multiplier(_: int) -> float:
+            done = self.learner.env_steps if hasattr(self, "learner") else 0
+            return schedule(done / total) * warm_up(done / total, share)
+
+        return optimizer, LambdaLR(optimizer, multiplier)
+
+    def start(self) -> Learner:
+        """Make the learner, once the policy is on its device; a checkpoint's counters carry over."""
+        self.learner = Learner(self.policy, self.config, torch.initial_seed(), self._compile)
+        if self._saved is not None:
+            self.learner.load_state_dict(self._saved)
+        return self.learner
+
+    # Lightning's hooks, in the order in which it calls them.
+
+    @override
+    def configure_callbacks(self) -> list[L.Callback]:
+        # The first hook of all, before Lightning refuses these settings in words that do not name ours.
+        if self.trainer.gradient_clip_val is not None:
+            raise ConfigurationError(
+                f"PPO clips gradients itself: set model.max_grad_norm {self.trainer.gradient_clip_val} instead of "
+                "trainer.gradient_clip_val."
+            )
+        if self.trainer.accumulate_grad_batches != 1:
+            raise ConfigurationError(
+                "PPO accumulates gradients itself: set model.accumulate_grad_batches "
+                f"{self.trainer.accumulate_grad_batches} instead of trainer.accumulate_grad_batches."
+            )
+        return []
+
+    @override
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self._limit_iterations()
+
+    def _limit_iterations(self) -> None:
+        wanted, limit = self._data.num_iterations, self.trainer.max_epochs
+        if limit is None or limit < 0 or limit >= wanted:
+            self.trainer.fit_loop.max_epochs = wanted
+        else:
+            rank_zero_info(
+                f"trainer.max_epochs ends the run after {limit} iterations, {limit * self._data.steps_per_rollout} "
+                f"of {self._data.total_timesteps} environment steps; set it to -1 for all of them."
+            )
+
+    @override
+    def configure_model(self) -> None:
+        self.build(self._data)
+
+    @override
+    def configure_optimizers(self) -> Any:
+        optimizer, scheduler = self.make_optimizer(self._data)
+        return [optimizer], [scheduler]
+
+    @override
+    def on_train_start(self) -> None:
+        self.start()
+
+    @override
+    def training_step(self, rollout: Rollout, batch_idx: int) -> None:
+        """Run the whole update on a rollout, under manual optimization."""
+        optimizer, scheduler = self.optimizers(), self.lr_schedulers()
+        assert isinstance(optimizer, LightningOptimizer)
+        assert isinstance(scheduler, LRScheduler)
+        metrics = self.learner.learn(
+            rollout,
+            optimizer,
+            backward=self.manual_backward,
+            no_sync=partial(no_sync, self.trainer.strategy.model),
+        )
+        scheduler.step()
+        # self.log would cast the step to float32 and costs a millisecond for every two metrics.
+        self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
+        if (self.trainer.current_epoch + 1) % self.trainer.log_every_n_steps == 0:
+            self._log(metrics)
+
+    def _log(self, metrics: Metrics) -> None:
+        for logger in self.loggers:
+            logger.log_metrics(metrics, step=self.env_steps)
+
+    @override
+    def validation_step(self, episodes: Episodes, batch_idx: int) -> None:
+        """Count the episodes that this rank played."""
+        self._returns.update(torch.from_numpy(episodes.returns))
+        self._lengths.update(torch.from_numpy(episodes.lengths))
+
+    @override
+    def test_step(self, episodes: Episodes, batch_idx: int) -> None:
+        """As ``validation_step``."""
+        self.validation_step(episodes, batch_idx)
+
+    @override
+    def predict_step(self, episodes: Episodes, batch_idx: int) -> Episodes:
+        """The episodes as they were played."""
+        return episodes
+
+    @override
+    def on_validation_epoch_end(self) -> None:
+        self._report("val")
+
+    @override
+    def on_test_epoch_end(self) -> None:
+        self._report("test")
+
+    def _report(self, stage: str) -> None:
+        metrics = {}
+        for name, gathered in (("return", self._returns), ("length", self._lengths)):
+            values = torch.as_tensor(gathered.compute(), dtype=torch.float64)
+            metrics[f"{stage}/episode_{name}"] = values.mean().item()
+            metrics[f"{stage}/episode_{name}_std"] = values.std(correction=0).item()
+            gathered.reset()
+        self.log_dict(metrics, logger=False)
+        self._log(metrics)
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if hasattr(self, "learner"):
+            checkpoint[_SAVED] = self.learner.state_dict()
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if _SAVED not in checkpoint:
+            raise ConfigurationError("ckpt_path names a checkpoint that PPO did not write: choose one of a PPO run.")
+        if not hasattr(self, "policy"):
+            raise ConfigurationError(
+                "The policy's shape depends on the environment: call model.build(data) before loading a checkpoint, "
+                "or give ckpt_path to the Trainer."
+            )
+        check_same_policy(self.policy, checkpoint["state_dict"])
+        self._saved = checkpoint[_SAVED]
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps trained on so far, over all ranks: the x-axis of all metrics."""
+        if hasattr(self, "learner"):
+            return self.learner.env_steps
+        return self._saved["env_steps"] if self._saved else 0
+
+    @property
+    def _data(self) -> RolloutDataModule:
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if not isinstance(data, RolloutDataModule):
+            raise ConfigurationError("PPO collects its own data: give the Trainer datamodule=RolloutDataModule(...).")
+        return data
+
+
+def check_same_policy(policy: Policy, state_dict: dict[str, Tensor]) -> None:
+    """Refuse weights of another network.
+
+    Args:
+        policy: The network to load into.
+        state_dict: A PPO module's, with the policy's entries under ``policy.``.
+
+    Raises:
+        ConfigurationError: The first entry that is missing, left over or of another shape.
+    """
+    saved = {key[len("policy.") :]: tensor.shape for key, tensor in state_dict.items() if key.startswith("policy.")}
+    wanted = {key: tensor.shape for key, tensor in policy.state_dict().items()}
+    for key in sorted(saved.keys() | wanted.keys()):
+        if saved.get(key) != wanted.get(key):
+            here, there = (str(tuple(of[key])) if key in of else "none" for of in (wanted, saved))
+            raise ConfigurationError(
+                f"ckpt_path holds another policy: {key} is {there} in the checkpoint and {here} in this run; "
+                "use the model.policy and data.env it was trained with."
+            )

@@ -1,0 +1,62 @@
+"""Advantage estimation over time-major rollouts."""
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    gae_lambda: float,
+    out: Tensor | None = None,
+) -> Tensor:
+    r"""Generalised advantage estimation, with truncated steps bootstrapped.
+
+    For ``t = T-1, ..., 0``, with ``A_T = 0``::
+
+        δ_t = r_t + γ · (1 - terminated_t) · V(s'_t) - V(s_t)
+        A_t = δ_t + γ · λ · (1 - terminated_t) · (1 - truncated_t) · A_{t+1}
+
+    Row ``t`` of every argument belongs to the step that was taken from observation ``s_t``: the reward it
+    earned, the flags it returned and the value of the observation ``s'_t`` it led to. Where an episode
+    ended at ``t``, ``s'_t`` is its *final* observation and not the first one of the next episode;
+    elsewhere ``s'_t`` is ``s_{t+1}``. A terminated step has no future; a truncated one has, so its value
+    stays in ``δ_t``, but no advantage flows back over the end of an episode of either kind.
+
+    The row of a reset step (gymnasium's NEXT_STEP autoreset, where the action is ignored) holds a
+    meaningless advantage, which the caller must mask out of the loss. It reaches no other row: the step
+    before it is terminated or truncated, which cuts the recursion.
+
+    The returns to regress values on are ``A_t + V(s_t)``.
+
+    Source: Schulman et al. 2016, eq. 16, arXiv 1506.02438; truncation after Pardo et al. 2018,
+    arXiv 1712.00378.
+
+    Args:
+        rewards: ``[T, N]`` floating point.
+        values: ``[T, N]``, ``V(s_t)``.
+        next_values: ``[T, N]``, ``V(s'_t)``. Not read where ``terminated``: even NaN will do there.
+        terminated: ``[T, N]`` bool.
+        truncated: ``[T, N]`` bool. Where both flags are set, termination wins.
+        gamma: Discount γ in [0, 1].
+        gae_lambda: The λ of the exponential average, in [0, 1].
+        out: ``[T, N]`` to write the result to; it may be one of the floating-point inputs.
+
+    Returns:
+        ``[T, N]`` advantages (``out`` if given), of the inputs' dtype and device. They carry no gradient:
+        advantages are constants of the loss.
+    """
+    bootstrap = next_values.masked_fill(terminated, 0.0)
+    advantages = torch.sub(torch.add(rewards, bootstrap, alpha=gamma), values, out=out)
+    decay = (terminated | truncated).logical_not().to(advantages.dtype).mul_(gamma * gae_lambda)
+
+    # Unbinding once makes the views of all rows in one call; indexing would make three of them every step.
+    rows, decays = advantages.unbind(), decay.unbind()
+    for t in reversed(range(len(rows) - 1)):
+        rows[t].addcmul_(decays[t], rows[t + 1])
+    return advantages

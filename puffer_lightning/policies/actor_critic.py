@@ -1,0 +1,118 @@
+"""The policies that come with the package, and the choice among them."""
+
+from typing import Any, Literal, get_args
+
+import gymnasium as gym
+from torch import Tensor, nn
+
+from puffer_lightning.errors import ConfigurationError
+from puffer_lightning.policies.base import Policy, State
+from puffer_lightning.policies.cnn import ImageEncoder, ImpalaCNN, NatureCNN, is_image
+from puffer_lightning.policies.encoders import Activation, MLPEncoder
+from puffer_lightning.policies.heads import make_head
+from puffer_lightning.policies.initialization import VALUE_GAIN, orthogonal
+
+Network = Literal["nature", "impala"]
+
+_NETWORKS: dict[str, type[ImageEncoder]] = {"nature": NatureCNN, "impala": ImpalaCNN}
+
+
+class MLPPolicy(Policy):
+    """An actor and a critic that are multi-layer perceptrons.
+
+    Args:
+        observation_space: the observation space of one environment.
+        action_space: the action space of one environment.
+        hidden_sizes: Units of each hidden layer.
+        activation: Activation function after each hidden layer.
+        shared: Share the hidden layers between actor and critic, instead of giving each its own.
+        squash_actions: Squash the actions of a Box space by tanh to its bounds, instead of clipping them.
+        log_std_init: Initial logarithm of the standard deviation of the actions of a Box space.
+
+    Raises:
+        ConfigurationError: if a space is not supported, or an option does not fit.
+    """
+
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        hidden_sizes: tuple[int, ...] = (64, 64),
+        activation: Activation = "tanh",
+        shared: bool = False,
+        squash_actions: bool = False,
+        log_std_init: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.encoder = MLPEncoder(observation_space, hidden_sizes, activation)
+        self.critic_encoder = None if shared else MLPEncoder(observation_space, hidden_sizes, activation)
+        self.head = make_head(self.encoder.num_features, action_space, squash_actions, log_std_init)
+        self.critic = orthogonal(nn.Linear(self.encoder.num_features, 1), VALUE_GAIN)
+
+    def forward(self, observations: Tensor, state: State = ()) -> tuple[Tensor, Tensor, State]:
+        """Return distribution parameters ``[..., P]``, values ``[...]`` and the state as it came.
+
+        Args:
+            observations: ``[..., *observation_space.shape]``.
+            state: ``()``; this policy remembers nothing.
+        """
+        features = self.encoder(observations)
+        critic_features = features if self.critic_encoder is None else self.critic_encoder(observations)
+        return self.head(features), self.critic(critic_features).squeeze(-1), state
+
+
+class CNNPolicy(Policy):
+    """An actor and a critic that share a convolutional network.
+
+    Args:
+        observation_space: the observation space of one environment: images.
+        action_space: the action space of one environment.
+        network: Convolutional network: that of DQN ("nature", fast) or the residual one of IMPALA ("impala").
+        hidden_size: Units of the linear layer after the convolutions.
+        squash_actions: Squash the actions of a Box space by tanh to its bounds, instead of clipping them.
+        log_std_init: Initial logarithm of the standard deviation of the actions of a Box space.
+
+    Raises:
+        ConfigurationError: if a space is not supported, or an option does not fit.
+    """
+
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        network: Network = "nature",
+        hidden_size: int = 512,
+        squash_actions: bool = False,
+        log_std_init: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if network not in _NETWORKS:
+            choices = ", ".join(get_args(Network))
+            raise ConfigurationError(f"network {network!r} is not known: set it to one of {choices}.")
+        self.encoder = _NETWORKS[network](observation_space, hidden_size)
+        self.head = make_head(hidden_size, action_space, squash_actions, log_std_init)
+        self.critic = orthogonal(nn.Linear(hidden_size, 1), VALUE_GAIN)
+
+    def forward(self, observations: Tensor, state: State = ()) -> tuple[Tensor, Tensor, State]:
+        """Return distribution parameters ``[B, P]``, values ``[B]`` and the state as it came.
+
+        Args:
+            observations: images ``[B, *observation_space.shape]``.
+            state: ``()``; this policy remembers nothing.
+        """
+        features = self.encoder(observations)
+        return self.head(features), self.critic(features).squeeze(-1), state
+
+
+def make_policy(observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Policy:
+    """Build the default policy for a task: a ``CNNPolicy`` for uint8 images, else an ``MLPPolicy``.
+
+    Args:
+        observation_space: the observation space of one environment.
+        action_space: the action space of one environment.
+
+    Raises:
+        ConfigurationError: if a space is not supported.
+    """
+    policy = CNNPolicy if is_image(observation_space) else MLPPolicy
+    return policy(observation_space, action_space)

@@ -1,0 +1,115 @@
+"""What a policy is: an actor-critic that acts, evaluates and values."""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from puffer_lightning.policies.action_head import ActionHead
+
+Observations = Any
+"""A tensor, or a pytree of tensors, with leading dimension B."""
+State = Any
+"""What a policy remembers between steps: a pytree of tensors with leading dimension N; ``()`` if nothing."""
+
+
+class Action(NamedTuple):
+    """What ``Policy.act`` gives, for N environments."""
+
+    actions: Tensor
+    """``[N, *action_shape]``, to be stored; ``policy.head.to_env`` makes them fit for the environments."""
+    log_probs: Tensor
+    """``[N]`` float32."""
+    values: Tensor
+    """``[N]`` float32."""
+    state: State
+    """The policy's state after the step."""
+
+
+class Evaluation(NamedTuple):
+    """What ``Policy.evaluate`` gives, for B transitions."""
+
+    log_probs: Tensor
+    """``[B]`` float32."""
+    entropies: Tensor
+    """``[B]`` float32, in nats."""
+    values: Tensor
+    """``[B]`` float32."""
+
+
+class Policy(nn.Module, ABC):
+    """An actor-critic.
+
+    A subclass builds ``self.head`` in its ``__init__`` and implements ``forward``; every trainable parameter
+    lives inside the module. All other methods call the module itself, not ``forward``, so that the hooks of
+    wrappers (FSDP) run. None of them turns gradients off: the caller does, for a rollout.
+    """
+
+    head: ActionHead
+
+    @abstractmethod
+    def forward(self, observations: Observations, state: State = ()) -> tuple[Tensor, Tensor, State]:
+        """Return what all else follows from.
+
+        Args:
+            observations: a batch of observations, leading dimension B.
+            state: the state before the step.
+
+        Returns:
+            Distribution parameters ``[B, P]`` of ``self.head``, values ``[B]`` and the next state.
+        """
+
+    def initial_state(self, num_envs: int, device: torch.device | str | None = None) -> State:
+        """Return the state at the start of an episode, for ``num_envs`` environments."""
+        return ()
+
+    def restart(self, state: State, started: Tensor) -> State:
+        """Return the state with its beginning put back where an episode begins.
+
+        Args:
+            state: the state after a step.
+            started: ``[N]`` bool, the next observation is the first of an episode.
+        """
+        if not tree_leaves(state):
+            return state
+
+        def at_start(now: Tensor, initial: Tensor) -> Tensor:
+            return torch.where(started.view(-1, *[1] * (now.ndim - 1)), initial, now)
+
+        return tree_map(at_start, state, self.initial_state(started.shape[0], started.device))
+
+    def act(self, observations: Observations, noise: Tensor, state: State = ()) -> Action:
+        """Sample actions.
+
+        Args:
+            observations: observations, leading dimension N.
+            noise: ``[N, head.noise_size]``, as ``head.fill_noise`` left it.
+            state: the state before the step.
+        """
+        params, values, next_state = self(observations, state)
+        actions, log_probs = self.head.sample(params, noise)
+        return Action(actions, log_probs, values.float(), next_state)
+
+    def greedy(self, observations: Observations, state: State = ()) -> tuple[Tensor, State]:
+        """Return the distribution's modes ``[N, *action_shape]`` and the next state."""
+        params, _, next_state = self(observations, state)
+        return self.head.mode(params), next_state
+
+    def evaluate(self, observations: Observations, actions: Tensor, state: State = ()) -> Evaluation:
+        """Return log-probabilities, entropies and values of stored transitions.
+
+        Args:
+            observations: observations, leading dimension B.
+            actions: stored actions ``[B, *action_shape]``.
+            state: the state before the step.
+        """
+        params, values, _ = self(observations, state)
+        log_probs, entropies = self.head.evaluate(params, actions)
+        return Evaluation(log_probs, entropies, values.float())
+
+    def value(self, observations: Observations, state: State = ()) -> Tensor:
+        """Return the values ``[B]``, float32."""
+        values: Tensor = self(observations, state)[1]
+        return values.float()

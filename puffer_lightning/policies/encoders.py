@@ -1,0 +1,115 @@
+"""Encoders of observations that are vectors or discrete: multi-layer perceptrons."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from puffer_lightning.errors import ConfigurationError
+from puffer_lightning.policies.constants import Constant
+from puffer_lightning.policies.initialization import check_positive, orthogonal
+
+Activation = Literal["tanh", "relu", "gelu", "silu"]
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+}
+
+
+def input_scale(space: spaces.Box) -> float:
+    """Return the factor that brings the observations of a Box space to about [0, 1].
+
+    It is 1 / high for uint8 (1/255 for frames and for memory), and 1 for everything else.
+    """
+    return 1 / max(1.0, float(space.high.max())) if space.dtype == np.uint8 else 1.0
+
+
+class FlatObservations(nn.Module):
+    """Observations as vectors of floats: Box and MultiBinary flattened, Discrete and MultiDiscrete one-hot.
+
+    Args:
+        space: the observation space of one environment.
+
+    Raises:
+        ConfigurationError: if the space is none of the four.
+    """
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        super().__init__()
+        self.scale = 1.0
+        self.offsets: Constant | None = None
+        if isinstance(space, spaces.Discrete):
+            self._one_hot_of(np.array([space.n]), np.array([space.start]))
+        elif isinstance(space, spaces.MultiDiscrete):
+            self._one_hot_of(space.nvec.reshape(-1), space.start.reshape(-1))
+        elif isinstance(space, spaces.Box | spaces.MultiBinary):
+            self.num_features = math.prod(space.shape)
+            self.scale = input_scale(space) if isinstance(space, spaces.Box) else 1.0
+        else:
+            raise ConfigurationError(
+                f"{type(space).__name__} observation spaces are not supported: wrap the environment, for "
+                "example with gymnasium.wrappers.FlattenObservation, or write a Policy for it."
+            )
+        self.shape: tuple[int, ...] = tuple(space.shape or ())
+
+    def _one_hot_of(self, nvec: np.ndarray[Any, Any], start: np.ndarray[Any, Any]) -> None:
+        self.num_features = int(nvec.sum())
+        self.offsets = Constant((np.cumsum(nvec) - nvec - start).astype(np.int64))
+
+    def forward(self, observations: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return ``[..., num_features]`` of ``dtype`` for observations ``[..., *space.shape]``."""
+        leading = observations.shape[: observations.dim() - len(self.shape)]
+        flat = observations.reshape(*leading, math.prod(self.shape))
+        if self.offsets is not None:
+            indices = flat.long() + self.offsets.on(flat.device)
+            zeros = torch.zeros(*leading, self.num_features, dtype=dtype, device=flat.device)
+            return zeros.scatter(-1, indices, 1.0)
+        flat = flat.to(dtype)
+        return flat if self.scale == 1.0 else flat * self.scale
+
+
+class MLPEncoder(nn.Module):
+    """A multi-layer perceptron with an activation after every layer.
+
+    Args:
+        observation_space: the observation space of one environment: Box of any shape and dtype, Discrete,
+            MultiDiscrete or MultiBinary.
+        hidden_sizes: units of each layer.
+        activation: what follows each layer.
+
+    Raises:
+        ConfigurationError: if the space is not supported, or an option's value is not.
+    """
+
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: Activation = "tanh",
+    ) -> None:
+        super().__init__()
+        check_positive("hidden_sizes", *hidden_sizes)
+        if activation not in _ACTIVATIONS:
+            choices = ", ".join(get_args(Activation))
+            raise ConfigurationError(f"activation {activation!r} is not known: set it to one of {choices}.")
+        self.flatten = FlatObservations(observation_space)
+        self.layers = nn.Sequential()
+        for inputs, outputs in pairwise((self.flatten.num_features, *hidden_sizes)):
+            self.layers.append(orthogonal(nn.Linear(inputs, outputs)))
+            self.layers.append(_ACTIVATIONS[activation]())
+        self.num_features = int(hidden_sizes[-1])
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Return features ``[..., num_features]`` for observations ``[..., *space.shape]``."""
+        dtype = next(self.layers.parameters()).dtype
+        features: Tensor = self.layers(self.flatten(observations, dtype))
+        return features

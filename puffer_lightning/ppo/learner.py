@@ -1,0 +1,118 @@
+"""The state of a PPO run that outlives an iteration, whichever engine drives it."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from puffer_lightning.distributed import derive_seed, rank, world_size
+from puffer_lightning.policies import Policy
+from puffer_lightning.ppo.config import PPOConfig
+from puffer_lightning.ppo.loss import minibatch_loss
+from puffer_lightning.ppo.update import update
+from puffer_lightning.rollout import Actor, EpisodeStatistics, Rollout
+
+Metrics = dict[str, float]
+
+
+class Learner:
+    """Trains a policy rollout by rollout, counts environment steps and measures.
+
+    Args:
+        policy: The policy, on the device where it will be trained.
+        config: The coefficients; the same object is read at every iteration.
+        seed: The run's seed; minibatches are shuffled by it, differently on each rank.
+        compile: Compile acting and the loss.
+
+    Attributes:
+        act: The policy's ``act``, compiled if asked for; what a collector should call.
+        env_steps: Environment steps trained on so far, over all ranks.
+    """
+
+    def __init__(self, policy: Policy, config: PPOConfig, seed: int, compile: bool = False) -> None:
+        self.policy = policy
+        self.config = config
+        self.env_steps = 0
+        self.act: Actor = torch.compile(policy.act) if compile else policy.act
+        self._loss = torch.compile(minibatch_loss) if compile else minibatch_loss
+        device = next(policy.parameters()).device
+        self._generator = torch.Generator(device).manual_seed(derive_seed(seed, "minibatches", rank()))
+        self._statistics = EpisodeStatistics()
+
+    def learn(
+        self,
+        rollout: Rollout,
+        optimizer: Optimizer,
+        *,
+        backward: Callable[[Tensor], object] = torch.Tensor.backward,
+        no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
+        policy: Policy | None = None,
+    ) -> Metrics:
+        """Train on a rollout.
+
+        Args:
+            rollout: What the policy collected.
+            optimizer: Steps the policy's parameters.
+            backward: See :func:`~puffer_lightning.ppo.update`.
+            no_sync: Likewise.
+            policy: The policy as the engine wrapped it, if it did.
+
+        Returns:
+            The iteration's metrics by their logged names, over all ranks: ``rollout/…`` of the last episodes,
+            without mean return and length before the first has ended; ``train/…``; and ``time/…``, where
+            ``sps`` is environment steps per second and shares are of the time from the rollout's first step
+            to the update's last.
+        """
+        begin = time.perf_counter()
+        learning_rate = float(optimizer.param_groups[0]["lr"])
+        losses = update(
+            policy or self.policy,
+            optimizer,
+            rollout,
+            self.config,
+            self._generator,
+            backward=backward,
+            no_sync=no_sync,
+            loss_function=self._loss,
+        )
+        steps = rollout.num_steps * world_size()
+        self.env_steps += steps
+        self._statistics.update(rollout.episode_returns, rollout.episode_lengths)
+        named = {f"rollout/{name}": value for name, value in self._statistics.compute().items()}
+        named |= {f"train/{name}": value for name, value in losses.items()}
+        metrics = _read(named)
+        metrics["train/learning_rate"] = learning_rate
+        end = time.perf_counter()
+        metrics["time/sps"] = steps / (end - rollout.began)
+        metrics["time/rollout_share"] = rollout.seconds / (end - rollout.began)
+        metrics["time/update_share"] = (end - begin) / (end - rollout.began)
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, statistics and this rank's shuffling, for a checkpoint."""
+        return {
+            "env_steps": self.env_steps,
+            "shuffling": self._generator.get_state(),
+            "statistics": self._statistics.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where ``state_dict`` left off."""
+        self.env_steps = state["env_steps"]
+        self._generator.set_state(state["shuffling"].cpu())
+        self._statistics.load_state_dict(state["statistics"])
+
+
+def _read(named: dict[str, Tensor]) -> Metrics:
+    """The values of scalars on the host, in one transfer for each device; NaN stands for "none yet"."""
+    by_device: dict[torch.device, list[str]] = {}
+    for name, value in named.items():
+        by_device.setdefault(value.device, []).append(name)
+    metrics = {}
+    for names in by_device.values():
+        metrics |= dict(zip(names, torch.stack([named[name].double() for name in names]).tolist(), strict=True))
+    return {name: metrics[name] for name in named if metrics[name] == metrics[name]}

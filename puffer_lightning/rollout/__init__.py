@@ -1,0 +1,22 @@
+"""Policy × environments: the ``Rollout`` tensors, the ``Collector`` that fills them, episodes and minibatches."""
+
+from puffer_lightning.rollout.collector import Actor, Collector
+from puffer_lightning.rollout.episodes import finished_episodes
+from puffer_lightning.rollout.evaluation import Episodes, Trajectory, play
+from puffer_lightning.rollout.minibatches import Batch, flatten, shuffled_indices
+from puffer_lightning.rollout.rollout import Rollout
+from puffer_lightning.rollout.statistics import EpisodeStatistics
+
+__all__ = [
+    "Actor",
+    "Batch",
+    "Collector",
+    "EpisodeStatistics",
+    "Episodes",
+    "Rollout",
+    "Trajectory",
+    "finished_episodes",
+    "flatten",
+    "play",
+    "shuffled_indices",
+]

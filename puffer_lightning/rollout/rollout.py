@@ -1,0 +1,81 @@
+"""The tensors of one rollout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+
+@dataclass
+class Rollout:
+    """``horizon`` T steps of ``num_envs`` N environments, time-major.
+
+    The :class:`~puffer_lightning.rollout.Collector` allocates it once and overwrites it with each rollout.
+
+    Attributes:
+        observations: Pytree of tensors [T, N, ...] in the observation space's own dtypes: what the policy saw.
+        actions: [T, N, ...], as the policy's head stores them.
+        log_probs: [T, N] log-probability of ``actions`` when they were sampled.
+        values: [T, N] V(observations).
+        next_values: [T, N] V of the observation the step led to: the *final* one where the episode ended
+            there, not the first of the next episode. Meaningless where ``terminated``.
+        rewards: [T, N], never clamped.
+        terminated: [T, N] bool, the environment reached a terminal state.
+        truncated: [T, N] bool, the episode was cut off (a time limit) and would have gone on.
+        valid: [T, N] bool, False on reset steps of NEXT_STEP environments, whose action was ignored; no
+            loss and no statistic may count those rows.
+        state: Pytree of tensors [N, ...], the policy's recurrent state before the first step; ``()`` for
+            feed-forward policies.
+        episode_returns: [K] undiscounted returns of the episodes that ended during this rollout.
+        episode_lengths: [K] their lengths in environment steps.
+        began: When its collection began, by ``time.perf_counter``.
+        seconds: Wall-clock time it took to collect.
+    """
+
+    observations: Any
+    actions: Tensor
+    log_probs: Tensor
+    values: Tensor
+    next_values: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    state: Any = ()
+    episode_returns: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+    episode_lengths: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+    began: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def horizon(self) -> int:
+        """T, steps of each environment."""
+        return self.rewards.shape[0]
+
+    @property
+    def num_envs(self) -> int:
+        """N, environments."""
+        return self.rewards.shape[1]
+
+    @property
+    def num_steps(self) -> int:
+        """T · N, environment steps; reset steps count, since the environments made them."""
+        return self.rewards.numel()
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Rollout:
+        """The rollout on ``device``; Lightning and Fabric call this, and it costs nothing when it is there."""
+        device = torch.device(device)
+        if self.rewards.device == device:
+            return self
+
+        def move(value: Any) -> Any:
+            return tree_map(
+                lambda leaf: leaf.to(device, non_blocking=non_blocking) if isinstance(leaf, Tensor) else leaf,
+                value,
+            )
+
+        return replace(self, **{entry.name: move(getattr(self, entry.name)) for entry in fields(self)})
