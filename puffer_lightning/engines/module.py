@@ -2,17 +2,18 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import lightning as L
 import torch
 from gymnasium import Space
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Adam, Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from torchmetrics import CatMetric
 from typing_extensions import override
 
@@ -33,8 +34,8 @@ class PPO(L.LightningModule):
     Source: Schulman et al. 2017, arXiv 1707.06347.
 
     Args:
-        policy: Actor-critic network, a ``puffer_lightning.policies.Policy`` by ``class_path``; chosen from the
-            environment's spaces if not given.
+        policy: Actor-critic network, a ``puffer_lightning.policies.Policy`` by ``class_path``; chosen from
+            the environment's spaces if not given.
         optimizer: Any torch optimizer by ``class_path``.
         lr_schedule: How the learning rate falls to 0 over ``total_timesteps`` ("linear" or "cosine"), or
             "constant", or any torch scheduler by ``class_path``, which takes one step an iteration.
@@ -45,7 +46,6 @@ class PPO(L.LightningModule):
 
     Attributes:
         config: The coefficients; changes take effect at the next iteration.
-        policy: The network, once the environment's spaces are known.
         learner: The run's counters and statistics, once training is set up.
 
     Raises:
@@ -95,10 +95,19 @@ class PPO(L.LightningModule):
                 self.policy = self._make_policy(*data.spaces)
 
     def make_optimizer(self, data: RolloutDataModule) -> tuple[Optimizer, LRScheduler]:
-        """The optimizer and the scheduler, which takes one step an iteration."""
+        """The optimizer and the scheduler, which takes one step an iteration.
+
+        Raises:
+            ConfigurationError: The scheduler would need a metric.
+        """
         optimizer = self._make_optimizer(self.policy.parameters())
         if not isinstance(self._lr_schedule, str):
-            return optimizer, self._lr_schedule(optimizer)
+            scheduler = self._lr_schedule(optimizer)
+            if isinstance(scheduler, ReduceLROnPlateau):
+                raise ConfigurationError(
+                    "lr_schedule ReduceLROnPlateau needs a metric: choose another torch scheduler."
+                )
+            return optimizer, scheduler
         schedule, share, total = SCHEDULES[self._lr_schedule], self._warm_up_share, data.total_timesteps
 
         def multiplier(_: int) -> float:
@@ -121,13 +130,13 @@ class PPO(L.LightningModule):
         # The first hook of all, before Lightning refuses these settings in words that do not name ours.
         if self.trainer.gradient_clip_val is not None:
             raise ConfigurationError(
-                f"PPO clips gradients itself: set model.max_grad_norm {self.trainer.gradient_clip_val} instead of "
-                "trainer.gradient_clip_val."
+                "PPO clips gradients itself: instead of trainer.gradient_clip_val set model.max_grad_norm "
+                f"{self.trainer.gradient_clip_val}."
             )
         if self.trainer.accumulate_grad_batches != 1:
             raise ConfigurationError(
-                "PPO accumulates gradients itself: set model.accumulate_grad_batches "
-                f"{self.trainer.accumulate_grad_batches} instead of trainer.accumulate_grad_batches."
+                "PPO accumulates gradients itself: instead of trainer.accumulate_grad_batches set "
+                f"model.accumulate_grad_batches {self.trainer.accumulate_grad_batches}."
             )
         return []
 
@@ -142,8 +151,9 @@ class PPO(L.LightningModule):
             self.trainer.fit_loop.max_epochs = wanted
         else:
             rank_zero_info(
-                f"trainer.max_epochs ends the run after {limit} iterations, {limit * self._data.steps_per_rollout} "
-                f"of {self._data.total_timesteps} environment steps; set it to -1 for all of them."
+                f"trainer.max_epochs ends the run after {limit} iterations: "
+                f"{limit * self._data.steps_per_rollout} of {self._data.total_timesteps} environment steps; "
+                "set it to -1 for all of them."
             )
 
     @override
@@ -165,16 +175,17 @@ class PPO(L.LightningModule):
         optimizer, scheduler = self.optimizers(), self.lr_schedulers()
         assert isinstance(optimizer, LightningOptimizer)
         assert isinstance(scheduler, LRScheduler)
+        assert self.trainer.strategy.model is not None
         metrics = self.learner.learn(
             rollout,
-            optimizer,
+            cast(Optimizer, optimizer),
             backward=self.manual_backward,
             no_sync=partial(no_sync, self.trainer.strategy.model),
         )
         scheduler.step()
         # self.log would cast the step to float32 and costs a millisecond for every two metrics.
         self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
-        if (self.trainer.current_epoch + 1) % self.trainer.log_every_n_steps == 0:
+        if (self.trainer.current_epoch + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self._log(metrics)
 
     def _log(self, metrics: Metrics) -> None:
@@ -212,8 +223,11 @@ class PPO(L.LightningModule):
             metrics[f"{stage}/episode_{name}"] = values.mean().item()
             metrics[f"{stage}/episode_{name}_std"] = values.std(correction=0).item()
             gathered.reset()
-        self.log_dict(metrics, logger=False)
-        self._log(metrics)
+        # While fitting, Lightning would log with its own step; otherwise what it logs is what it returns.
+        fitting = self.trainer.state.fn == TrainerFn.FITTING
+        self.log_dict(metrics, logger=not fitting, sync_dist=True)
+        if fitting:
+            self._log(metrics)
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -223,11 +237,13 @@ class PPO(L.LightningModule):
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if _SAVED not in checkpoint:
-            raise ConfigurationError("ckpt_path names a checkpoint that PPO did not write: choose one of a PPO run.")
+            raise ConfigurationError(
+                "ckpt_path names a checkpoint that PPO did not write: choose one of a PPO run."
+            )
         if not hasattr(self, "policy"):
             raise ConfigurationError(
-                "The policy's shape depends on the environment: call model.build(data) before loading a checkpoint, "
-                "or give ckpt_path to the Trainer."
+                "The policy's shape depends on the environment: call model.build(data) before loading a "
+                "checkpoint, or give ckpt_path to the Trainer."
             )
         check_same_policy(self.policy, checkpoint["state_dict"])
         self._saved = checkpoint[_SAVED]
@@ -243,7 +259,9 @@ class PPO(L.LightningModule):
     def _data(self) -> RolloutDataModule:
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(data, RolloutDataModule):
-            raise ConfigurationError("PPO collects its own data: give the Trainer datamodule=RolloutDataModule(...).")
+            raise ConfigurationError(
+                "PPO collects its own data: give the Trainer datamodule=RolloutDataModule(...)."
+            )
         return data
 
 
@@ -257,7 +275,9 @@ def check_same_policy(policy: Policy, state_dict: dict[str, Tensor]) -> None:
     Raises:
         ConfigurationError: The first entry that is missing, left over or of another shape.
     """
-    saved = {key[len("policy.") :]: tensor.shape for key, tensor in state_dict.items() if key.startswith("policy.")}
+    saved = {
+        key[len("policy.") :]: tensor.shape for key, tensor in state_dict.items() if key.startswith("policy.")
+    }
     wanted = {key: tensor.shape for key, tensor in policy.state_dict().items()}
     for key in sorted(saved.keys() | wanted.keys()):
         if saved.get(key) != wanted.get(key):

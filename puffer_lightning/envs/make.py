@@ -78,7 +78,9 @@ def _find_spec(env: str) -> EnvSpec:
             __import__(module)
         return gym.spec(name)
     except ImportError as problem:
-        raise ConfigurationError(f"env {env}: the module {module} cannot be imported ({problem}).") from problem
+        raise ConfigurationError(
+            f"env {env}: the module {module} cannot be imported ({problem})."
+        ) from problem
     except error.Error:
         known = sorted(gym.registry)
         closest = difflib.get_close_matches(name, known, n=3, cutoff=0.5)

@@ -62,7 +62,9 @@ class PPOConfig:
             if not getattr(self, name) >= 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: set it to 0 or more.")
         if self.target_kl is not None and not self.target_kl > 0:
-            raise ConfigurationError(f"target_kl is {self.target_kl}: set it above 0, or to null for no stop.")
+            raise ConfigurationError(
+                f"target_kl is {self.target_kl}: set it above 0, or to null for no stop."
+            )
         if self.normalize_advantages not in ("global", "rank", "none"):
             raise ConfigurationError(
                 f"normalize_advantages is {self.normalize_advantages!r}: set it to global, rank or none."
@@ -82,8 +84,8 @@ class PPOConfig:
         if size % self.num_minibatches:
             raise ConfigurationError(
                 f"num_minibatches {self.num_minibatches} does not divide the rollout of horizon {horizon} × "
-                f"num_envs {num_envs} = {size} steps: set it to {_nearest_divisor(size, self.num_minibatches)}, "
-                "or change the rollout."
+                f"num_envs {num_envs} = {size} steps: set it to "
+                f"{_nearest_divisor(size, self.num_minibatches)}, or change the rollout."
             )
         minibatch = size // self.num_minibatches
         if minibatch % self.accumulate_grad_batches:

@@ -112,7 +112,9 @@ def _read(named: dict[str, Tensor]) -> Metrics:
     by_device: dict[torch.device, list[str]] = {}
     for name, value in named.items():
         by_device.setdefault(value.device, []).append(name)
-    metrics = {}
+    metrics: Metrics = {}
     for names in by_device.values():
-        metrics |= dict(zip(names, torch.stack([named[name].double() for name in names]).tolist(), strict=True))
+        metrics |= dict(
+            zip(names, torch.stack([named[name].double() for name in names]).tolist(), strict=True)
+        )
     return {name: metrics[name] for name in named if metrics[name] == metrics[name]}

@@ -41,7 +41,8 @@ def minibatch_loss(
         The loss, a scalar, and the weighted sums [5] of ``STATISTICS``, without gradient.
     """
     log_probs, entropies, values = policy.evaluate(batch.observations, batch.actions)
-    log_ratio = log_probs - batch.log_probs
+    # Here, and not only in the sums below: the gradient of an infinite or NaN ratio times 0 would be NaN.
+    log_ratio = (log_probs - batch.log_probs).where(batch.valid, 0.0)
     surrogate = clipped_surrogate(log_ratio, standardize(batch.advantages, mean, std), config.clip_coef)
     value_errors = value_loss(
         values, batch.returns, batch.values, config.clip_coef if config.clip_value_loss else None

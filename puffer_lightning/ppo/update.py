@@ -54,12 +54,13 @@ def update(
         loss_function: Stands in for :func:`minibatch_loss`, such as a compiled version of it.
 
     Returns:
-        Scalars on the device, equal on all ranks: ``policy_loss``, ``value_loss``, ``entropy``, ``approx_kl``,
-        ``clip_fraction``, ``grad_norm`` (before clipping), each averaged over what was trained on, and
-        ``explained_variance`` of the values before the update.
+        Scalars on the device, equal on all ranks: ``policy_loss``, ``value_loss``, ``entropy``,
+        ``approx_kl``, ``clip_fraction``, ``grad_norm`` (before clipping), each averaged over what was trained
+        on, and ``explained_variance`` of the values before the update.
     """
     advantages = gae(
-        rollout.rewards,
+        # Environments may return anything for a reset step; gae's 0 · NaN would hand it to the row before.
+        rollout.rewards.where(rollout.valid, 0.0),
         rollout.values,
         rollout.next_values,
         rollout.terminated,
@@ -90,7 +91,9 @@ def update(
             grad_norms += clip(config.max_grad_norm)
             optimizer.step()
         passes += 1
-        if config.target_kl is not None and _moved_too_far(totals - before, config):
+        if config.target_kl is not None and _moved_too_far(
+            totals - before, config.num_minibatches, config.target_kl
+        ):
             break
 
     minibatches = passes * config.num_minibatches
@@ -105,7 +108,7 @@ def _minibatch_moments(
     advantages: Tensor, valid: Tensor, order: Tensor, config: PPOConfig
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and std of the advantages, and the loss weight, of each minibatch: three [epochs, minibatches]."""
-    minibatches = order.unflatten(1, (config.num_minibatches, -1))
+    minibatches = order.view(config.update_epochs, config.num_minibatches, -1)
     sums = masked_sums(advantages[minibatches], valid[minibatches])
     over_ranks = global_sum(sums.clone())
     # Strategies average gradients over ranks; times the ranks, the average becomes the sum over all samples.
@@ -116,7 +119,7 @@ def _minibatch_moments(
     return mean.to(advantages.dtype), std.to(advantages.dtype), weights.to(advantages.dtype)
 
 
-def _moved_too_far(statistics: Tensor, config: PPOConfig) -> bool:
+def _moved_too_far(statistics: Tensor, num_minibatches: int, target_kl: float) -> bool:
     """Whether a pass's KL exceeds the target; summed over ranks first, so that all of them stop alike."""
-    kl = statistics[STATISTICS.index("approx_kl")] / (config.num_minibatches * world_size())
-    return bool(global_sum(kl) > config.target_kl)
+    kl = statistics[STATISTICS.index("approx_kl")] / (num_minibatches * world_size())
+    return bool(global_sum(kl) > target_kl)

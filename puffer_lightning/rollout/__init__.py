@@ -1,4 +1,4 @@
-"""Policy × environments: the ``Rollout`` tensors, the ``Collector`` that fills them, episodes and minibatches."""
+"""Policy × environments: the ``Rollout``, the ``Collector`` that fills it, episodes and minibatches."""
 
 from puffer_lightning.rollout.collector import Actor, Collector
 from puffer_lightning.rollout.episodes import finished_episodes

@@ -49,7 +49,10 @@ class RolloutBuffers:
             log_probs=on_device(*steps),
             values=on_device(*steps),
             next_values=on_device(*steps),
-            **{name: buffer.to(device) for name, buffer in self._host.items()},
+            rewards=self._host["rewards"].to(device),
+            terminated=self._host["terminated"].to(device),
+            truncated=self._host["truncated"].to(device),
+            valid=self._host["valid"].to(device),
         )
         self._copies = device.type != "cpu"
         # Looked up once: finding a row of a tensor costs as much as writing it.

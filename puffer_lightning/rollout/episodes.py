@@ -9,8 +9,9 @@ def finished_episodes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Episode returns and lengths, from running sums over the whole rollout rather than step by step.
 
-    With C_t the running sum of rewards (and of steps) since the rollout began, an episode that ends at t and
-    follows one that ended at s has return C_t − C_s; the first of a rollout adds what ``carry`` brought along.
+    With C_t the running sum of rewards (and of steps) since the rollout began, an episode that ends at t
+    and follows one that ended at s has return C_t − C_s; the first of a rollout adds what ``carry``
+    brought along.
 
     Args:
         rewards: [T, N].
@@ -19,10 +20,10 @@ def finished_episodes(
         carry: [2, N] float64, return and length so far of the episodes under way before the first step.
 
     Returns:
-        ``(returns [K], lengths [K], carry [2, N])`` with the K finished episodes in order of time, in float64,
+        ``(returns [K], lengths [K], carry [2, N])``: the K finished episodes in order of time, in float64,
         and the sums of the episodes now under way.
     """
-    steps = torch.stack((rewards, torch.ones_like(rewards))).double() * valid
+    steps = torch.stack((rewards, torch.ones_like(rewards))).double().where(valid, 0.0)
     running = carry.unsqueeze(1) + steps.cumsum(dim=1)
     times = torch.arange(1, done.shape[0] + 1, device=done.device).unsqueeze(1)
     ended_by = torch.where(done, times, 0).cummax(dim=0).values

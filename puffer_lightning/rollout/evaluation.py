@@ -109,7 +109,9 @@ def play(
         lengths[episode[rows]] += 1
         if record:
             for row in rows:
-                steps[row].append((tree_map(lambda leaf, row=row: leaf[row], seen), given[row], step.rewards[row]))
+                steps[row].append(
+                    (tree_map(lambda leaf, row=row: leaf[row], seen), given[row], step.rewards[row])
+                )
         for row in rows[(step.terminated | step.truncated)[rows]]:
             played[row] += 1
             if record:

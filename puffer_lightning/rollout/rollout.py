@@ -17,7 +17,7 @@ class Rollout:
     The :class:`~puffer_lightning.rollout.Collector` allocates it once and overwrites it with each rollout.
 
     Attributes:
-        observations: Pytree of tensors [T, N, ...] in the observation space's own dtypes: what the policy saw.
+        observations: Pytree of tensors [T, N, ...] in the observation space's dtypes: what the policy saw.
         actions: [T, N, ...], as the policy's head stores them.
         log_probs: [T, N] log-probability of ``actions`` when they were sampled.
         values: [T, N] V(observations).
@@ -67,7 +67,7 @@ class Rollout:
         return self.rewards.numel()
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Rollout:
-        """The rollout on ``device``; Lightning and Fabric call this, and it costs nothing when it is there."""
+        """The rollout on ``device``; Lightning calls this, and it costs nothing when it is there."""
         device = torch.device(device)
         if self.rewards.device == device:
             return self

@@ -40,7 +40,7 @@ class EpisodeStatistics(Metric):
             self.episodes = self.episodes + returns.numel()
 
     def compute(self) -> dict[str, Tensor]:
-        """Mean ``episode_return`` and ``episode_length`` of the window, NaN before the first; ``episodes`` so far."""
+        """Mean ``episode_return`` and ``episode_length``, NaN before the first; ``episodes`` so far."""
         episode_return, episode_length = self.recent.nanmean(dim=1)
         return {
             "episode_return": episode_return,

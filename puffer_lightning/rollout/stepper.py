@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 from puffer_lightning.errors import ConfigurationError
 
 Flags = NDArray[np.bool_]
+_NO_ROWS: NDArray[np.intp] = np.zeros(0, dtype=np.intp)
 
 
 class Step(NamedTuple):
@@ -33,7 +34,7 @@ class Step(NamedTuple):
     valid: Flags
     started: Flags
     final_observations: Any = None
-    final_rows: NDArray[np.intp] | None = None
+    final_rows: NDArray[np.intp] = _NO_ROWS
 
 
 class Stepper:
@@ -91,7 +92,7 @@ class Stepper:
             return Step(rewards, terminated, truncated, self._all_valid, started=ended)
         rows = np.flatnonzero(truncated & ~terminated)
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            final = _stack([infos["final_obs"][row] for row in rows]) if rows.size else None
+            final = _stack([infos["final_obs"][row] for row in rows], observations) if rows.size else None
         else:
             # Copied before the reset, which may reuse the memory.
             final = tree_map(lambda leaf: np.array(leaf[rows]), observations) if rows.size else None
@@ -100,5 +101,8 @@ class Stepper:
         return Step(rewards, terminated, truncated, self._all_valid, ended, final, rows)
 
 
-def _stack(observations: list[Any]) -> Any:
-    return tree_map(lambda *leaves: np.stack(leaves), *observations)
+def _stack(observations: list[Any], like: Any) -> Any:
+    # An environment's own observations may be of other dtypes (float64, int) than its space and so the batch.
+    return tree_map(
+        lambda batch, *leaves: np.stack(leaves, dtype=batch.dtype, casting="unsafe"), like, *observations
+    )

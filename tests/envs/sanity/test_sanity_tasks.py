@@ -175,9 +175,9 @@ def test_one_wrong_bit_spoils_the_password() -> None:
 def test_squared_pays_a_target_once_and_truncates() -> None:
     env = Squared()
     env.reset()
-    steps = [env.step(np.array([0])) for _ in range(12)]
-    assert [step[1].item() for step in steps] == [0, 0.25] + [0] * 10
-    assert [step[3].item() for step in steps] == [False] * 11 + [True]
+    steps = [env.step(np.array([0])) for _ in range(20)]
+    assert [step[1].item() for step in steps] == [0, 0.25] + [0] * 18
+    assert [step[3].item() for step in steps] == [False] * 19 + [True]
     assert not any(step[2].item() for step in steps)
 
 

@@ -1,0 +1,46 @@
+# Every target sets up what it needs: a virtual environment in .venv with the versions of constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS ?= dev
+
+.PHONY: train test test-fast lint types imports check notebook framework-benchmark curve wheel constraints clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	touch $@
+
+train: $(VENV)/.installed  ## Train the default task to a solved score.
+	$(BIN)/python -m puffer_lightning fit --config ppo.yaml
+
+test: $(VENV)/.installed  ## Run the whole test suite.
+	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/.installed  ## Run the tests that take less than ten seconds each.
+	$(BIN)/python -m pytest -m 'not slow'
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	$(BIN)/mypy
+
+imports: $(VENV)/.installed
+	$(BIN)/lint-imports
+
+check: lint types imports  ## Lint, types and the direction of imports.
+
+wheel: $(VENV)/.installed
+	$(BIN)/python -m build --wheel
+
+constraints: $(VENV)/.installed  ## Resolve the newest versions that work together, on Python 3.10 and above.
+	$(BIN)/python -m pip install --quiet uv
+	printf 'torch==2.13.0\nnumpy<2.5\n' > $(VENV)/pins.txt
+	(echo '# Exact versions that README and CI install with. Regenerate: `make constraints`.'; \
+	 $(BIN)/uv pip compile --universal --python-version 3.10 --extra dev --extra notebook -c $(VENV)/pins.txt \
+	 --upgrade --quiet --no-annotate --no-header pyproject.toml | grep -vE '^(nvidia-|triton|cuda-)') > constraints.txt
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

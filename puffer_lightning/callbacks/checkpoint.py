@@ -1,0 +1,141 @@
+"""``Checkpoint``: the best policy so far and the state to resume from."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+from typing_extensions import override
+
+from puffer_lightning.errors import ConfigurationError
+
+
+class Checkpoint(ModelCheckpoint):
+    """Keeps ``best.ckpt``, by mean episode return, and ``last.ckpt``, to resume from.
+
+    Lightning's ``ModelCheckpoint`` with what a reinforcement-learning run needs: a metric that is not there
+    yet, since no episode has ended, is waited for; ``last.ckpt`` is also written when training ends or is
+    interrupted, and an interruption leaves ``best.ckpt`` alone; a resumed run remembers the best so far
+    wherever it writes; and a file is there whole or not at all, wherever the temporary folder is.
+
+    With several ranks an exception, Ctrl-C included, writes nothing: saving takes all ranks, and one that
+    failed would be waited for. The last regular ``last.ckpt`` is what remains.
+
+    Args:
+        dirpath: Folder of the two files; by default ``checkpoints`` in the logger's.
+        monitor: Metric that says which is best. One of validation, ``val/…``, is looked at after each
+            validation, any other every ``every_n_iterations``.
+        mode: Whether more (``max``) or less (``min``) of it is better.
+        every_n_iterations: How often ``last.ckpt`` is written.
+
+    Raises:
+        ConfigurationError: An option is out of its range.
+    """
+
+    def __init__(
+        self,
+        dirpath: str | None = None,
+        monitor: str = "rollout/episode_return",
+        mode: Literal["min", "max"] = "max",
+        every_n_iterations: int = 10,
+    ) -> None:
+        if every_n_iterations < 1:
+            raise ConfigurationError(f"every_n_iterations is {every_n_iterations}: set it to 1 or more.")
+        if mode not in ("min", "max"):
+            raise ConfigurationError(f"mode is {mode}: set it to max or min.")
+        super().__init__(
+            dirpath=dirpath,
+            filename="best",
+            monitor=monitor,
+            mode=mode,
+            save_last=True,
+            every_n_epochs=every_n_iterations,
+        )
+        self._monitored = monitor
+        self._every_n_iterations = every_n_iterations
+        self._training = False
+        self._validated = False
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = _WholeFileIO()
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._training = not getattr(trainer, "fast_dev_run", False)
+        self._validated = False
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The iteration is not over: a run resumed from here would do it twice. Saved when it is.
+        self._validated = trainer.state.fn == TrainerFn.FITTING
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._training:
+            return
+        due = (trainer.current_epoch + 1) % self._every_n_iterations == 0
+        measured = self._validated if self._monitored.startswith("val/") else due
+        self._validated = False
+        if measured:
+            self._save_if_best(trainer)
+        if due:
+            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._training:
+            return
+        self._training = False
+        if self._last_global_step_saved != trainer.global_step:
+            if not self._monitored.startswith("val/"):
+                self._save_if_best(trainer)
+            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+        if not self.best_model_path:
+            rank_zero_info(
+                f"No best.ckpt was written, as {self._monitored} was never measured: if that is not for want "
+                "of finished episodes, set monitor to another metric."
+            )
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if not self._training or trainer.world_size > 1:
+            return
+        self._training = False
+        self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+        rank_zero_info(f"Interrupted; to go on from here, resume with ckpt_path {self.last_model_path}")
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # Lightning forgets the best so far where the folder differs: with each version of a logger it does.
+        if Path(state_dict["best_model_path"]).is_file():
+            super().load_state_dict({**state_dict, "dirpath": self.dirpath})
+
+    def _save_if_best(self, trainer: Trainer) -> None:
+        metrics = self._monitor_candidates(trainer)
+        if self._monitored in metrics:
+            self._save_monitor_checkpoint(trainer, metrics)
+
+
+class _WholeFileIO(TorchCheckpointIO):
+    """Replaces a local file at one stroke.
+
+    Lightning's own moves it there from the temporary folder, which copies it if that is on another disk.
+    """
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
+    ) -> None:
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        partial = Path(f"{path}.partial")
+        super().save_checkpoint(checkpoint, partial, storage_options)
+        partial.replace(path)

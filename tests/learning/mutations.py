@@ -1,0 +1,302 @@
+"""Ways to break PPO, applied to the real code one at a time, and the environments that notice.
+
+The first argument of each mutation is the function that it stands in for.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+
+from puffer_lightning.policies.categorical import MultiCategoricalHead
+from puffer_lightning.policies.cnn import ImageEncoder
+from puffer_lightning.policies.encoders import MLPEncoder
+from puffer_lightning.policies.gaussian import GaussianHead
+from puffer_lightning.ppo import learner, loss
+from puffer_lightning.rollout import Rollout
+from puffer_lightning.rollout.buffers import RolloutBuffers
+from puffer_lightning.rollout.collector import Collector
+
+# The package exports the function of the same name, which hides the module.
+update = importlib.import_module("puffer_lightning.ppo.update")
+
+Setting = tuple[str, AutoresetMode]
+"""An environment's id and how it resets."""
+
+NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A broken PPO.
+
+    Attributes:
+        name: What it does, in words.
+        target: Module or class.
+        attribute: The function of it that is replaced.
+        broken: Stands in for the function, which it is given as its first argument.
+        caught_by: Settings that ``test_mutations`` asserts to fall short of ``solved_at``.
+        caught_elsewhere: Tests that fail instead, as pytest names them, where no environment notices.
+    """
+
+    name: str
+    target: Any
+    attribute: str
+    broken: Callable[..., Any]
+    caught_by: tuple[Setting, ...]
+    caught_elsewhere: str
+
+    def apply(self, patch: pytest.MonkeyPatch) -> None:
+        """Replace the function until the patch is undone."""
+        original, broken = getattr(self.target, self.attribute), self.broken
+        # A plain function, so that it binds as a method where the original does.
+        patch.setattr(self.target, self.attribute, lambda *args, **kwargs: broken(original, *args, **kwargs))
+
+
+MUTATIONS: list[Mutation] = []
+
+
+def mutation(
+    target: Any,
+    attribute: str,
+    *caught_by: str,
+    modes: tuple[AutoresetMode, ...] = (NEXT_STEP,),
+    elsewhere: str = "",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as a mutation of ``target.attribute``; see :class:`Mutation`.
+
+    Args:
+        target: Module or class.
+        attribute: The function of it that is replaced.
+        caught_by: Names of environments, without ``puffer/`` and ``-v0``.
+        modes: In which modes each of them catches it.
+        elsewhere: See ``caught_elsewhere``.
+    """
+
+    def register(broken: Callable[..., Any]) -> Callable[..., Any]:
+        name = broken.__name__.replace("_", " ")
+        settings = tuple((f"puffer/{env}-v0", mode) for env in caught_by for mode in modes)
+        MUTATIONS.append(Mutation(name, target, attribute, broken, settings, elsewhere))
+        return broken
+
+    return register
+
+
+Function = Callable[..., Any]
+
+
+# Advantages.
+
+
+@mutation(update, "gae", "TruncatedValue", modes=(NEXT_STEP, SAME_STEP, DISABLED))
+def truncation_counts_as_termination(
+    gae: Function, rewards: Tensor, values: Tensor, nexts: Tensor, terminated: Tensor, truncated: Tensor, *rest: float
+) -> Tensor:
+    return gae(rewards, values, nexts, terminated | truncated, truncated, *rest)
+
+
+@mutation(update, "gae", "TerminatedValue", modes=(NEXT_STEP, SAME_STEP, DISABLED))
+def termination_counts_as_truncation(
+    gae: Function, rewards: Tensor, values: Tensor, nexts: Tensor, terminated: Tensor, truncated: Tensor, *rest: float
+) -> Tensor:
+    return gae(rewards, values, nexts, torch.zeros_like(terminated), terminated | truncated, *rest)
+
+
+@mutation(update, "gae", "ResetStep", modes=(SAME_STEP,))
+def advantages_flow_over_the_end_of_episodes(
+    gae: Function, rewards: Tensor, values: Tensor, nexts: Tensor, terminated: Tensor, truncated: Tensor, *rest: float
+) -> Tensor:
+    never = torch.zeros_like(terminated)
+    return gae(rewards, values, nexts.masked_fill(terminated, 0.0), never, never, *rest)
+
+
+@mutation(update, "gae", "DelayedCredit")
+def no_credit_is_carried_back(gae: Function, *args: Any) -> Tensor:
+    return gae(*args[:-1], 0.0)
+
+
+@mutation(update, "gae", "DelayedCredit")
+def advantages_accumulate_forwards_in_time(gae: Function, *args: Any) -> Tensor:
+    return gae(*(arg.flip(0) if isinstance(arg, Tensor) else arg for arg in args)).flip(0)
+
+
+@mutation(update, "gae", "DelayedCredit")
+def advantages_accumulate_over_environments(gae: Function, *args: Any) -> Tensor:
+    return gae(*(arg.T if isinstance(arg, Tensor) else arg for arg in args)).T
+
+
+@mutation(update, "gae", "TruncatedValue")
+def each_step_bootstraps_from_where_it_began(
+    gae: Function, rewards: Tensor, values: Tensor, nexts: Tensor, *rest: Any
+) -> Tensor:
+    return gae(rewards, values, values, *rest)
+
+
+@mutation(update, "gae", "Bandit")
+def advantages_are_one_step_late(gae: Function, *args: Any) -> Tensor:
+    return gae(*args).roll(1, dims=0)
+
+
+# What is collected.
+
+
+@mutation(Collector, "_fill_next_values", "ResetStep", modes=(NEXT_STEP, SAME_STEP, DISABLED))
+def truncated_steps_bootstrap_from_the_observation_after_the_reset(
+    fill: Function, self: Collector, policy: Any, rollout: Rollout, cut_off: Any
+) -> None:
+    fill(self, policy, rollout, [])
+    if self._stepper.autoreset_mode is NEXT_STEP:
+        after = rollout.next_values.roll(-1, dims=0)
+        rollout.next_values.copy_(torch.where(rollout.truncated, after, rollout.next_values))
+
+
+@mutation(Collector, "collect", "Stochastic", "Password")
+def actions_are_greedy_while_collecting(collect: Function, self: Collector, policy: Any, act: Function) -> Rollout:
+    return collect(self, policy, lambda seen, noise, state: act(seen, torch.zeros_like(noise), state))
+
+
+@mutation(Collector, "collect", "Squared")
+def observations_are_kept_by_reference(collect: Function, *args: Any) -> Rollout:
+    rollout: Rollout = collect(*args)
+    rollout.observations[:] = rollout.observations[-1].clone()
+    return rollout
+
+
+@mutation(Collector, "collect", "Squared")
+def observations_are_those_after_the_step(collect: Function, *args: Any) -> Rollout:
+    rollout: Rollout = collect(*args)
+    rollout.observations.copy_(rollout.observations.roll(-1, dims=0))
+    return rollout
+
+
+@mutation(RolloutBuffers, "write_action", "Squared")
+def log_probs_are_of_the_next_environments_action(
+    write: Function, self: RolloutBuffers, t: int, action: Any
+) -> None:
+    write(self, t, action._replace(log_probs=action.log_probs.roll(1)))
+
+
+# What is trained on.
+
+
+@mutation(update, "flatten", "ResetStep")
+def reset_steps_are_trained_on(flatten: Function, rollout: Rollout, advantages: Tensor) -> Any:
+    return flatten(replace(rollout, valid=torch.ones_like(rollout.valid)), advantages)
+
+
+@mutation(update, "flatten", "ResetStep", "Bandit")
+def last_steps_are_masked_rather_than_reset_steps(flatten: Function, rollout: Rollout, advantages: Tensor) -> Any:
+    return flatten(replace(rollout, valid=~(rollout.terminated | rollout.truncated)), advantages)
+
+
+@mutation(update, "flatten", "Bandit")
+def advantages_are_shuffled_against_transitions(flatten: Function, rollout: Rollout, advantages: Tensor) -> Any:
+    batch = flatten(rollout, advantages)
+    order = torch.arange(len(batch.advantages)).flip(0)
+    return batch._replace(advantages=batch.advantages[order])
+
+
+@mutation(update, "flatten", "TruncatedValue")
+def values_are_regressed_on_the_advantages(flatten: Function, rollout: Rollout, advantages: Tensor) -> Any:
+    return flatten(rollout, advantages)._replace(returns=advantages.flatten())
+
+
+@mutation(learner, "minibatch_loss", "Bandit")
+def actions_are_those_of_other_transitions(minibatch_loss: Function, policy: Any, batch: Any, *rest: Any) -> Any:
+    return minibatch_loss(policy, batch._replace(actions=batch.actions.roll(1, dims=0)), *rest)
+
+
+# The loss.
+
+
+@mutation(loss, "clipped_surrogate", "Bandit")
+def policy_gradient_has_the_wrong_sign(
+    surrogate: Function, log_ratio: Tensor, advantages: Tensor, clip_coef: float
+) -> Tensor:
+    return surrogate(log_ratio, -advantages, clip_coef)
+
+
+@mutation(loss, "clipped_surrogate", "Bandit")
+def ratio_is_upside_down(surrogate: Function, log_ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
+    return surrogate(-log_ratio, advantages, clip_coef)
+
+
+@mutation(loss, "clipped_surrogate", elsewhere="tests/functional/test_losses.py")
+def ratio_is_not_clipped(surrogate: Function, log_ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
+    return surrogate(log_ratio, advantages, 1e9)
+
+
+@mutation(loss, "clipped_surrogate", elsewhere="tests/functional/test_losses.py")
+def clipping_takes_the_optimistic_bound(
+    surrogate: Function, log_ratio: Tensor, advantages: Tensor, clip_coef: float
+) -> Tensor:
+    return -surrogate(log_ratio, -advantages, clip_coef)
+
+
+@mutation(loss, "value_loss", "TruncatedValue")
+def values_are_not_trained(value_loss: Function, *args: Any) -> Tensor:
+    return 0.0 * value_loss(*args)
+
+
+@mutation(loss, "value_loss", "TruncatedValue")
+def value_loss_has_the_wrong_sign(value_loss: Function, *args: Any) -> Tensor:
+    return -value_loss(*args)
+
+
+@mutation(learner, "minibatch_loss", "Password")
+def entropy_bonus_has_the_wrong_sign(minibatch_loss: Function, *args: Any) -> Any:
+    *others, config = args
+    return minibatch_loss(*others, replace(config, ent_coef=-config.ent_coef))
+
+
+@mutation(loss, "standardize", "Bandit")
+def advantages_are_not_centred(standardize: Function, advantages: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    return standardize(advantages, torch.zeros_like(mean), std)
+
+
+@mutation(torch.optim.Optimizer, "zero_grad", elsewhere="tests/ppo/test_update.py")
+def gradients_are_never_zeroed(zero_grad: Function, *args: Any) -> None:
+    pass
+
+
+@mutation(torch.nn.utils, "clip_grad_norm_", elsewhere="tests/ppo/test_update.py")
+def gradients_are_not_clipped(clip: Function, parameters: Any, norm: float) -> Tensor:
+    return clip(parameters, float("inf"))
+
+
+# The policy.
+
+
+@mutation(MLPEncoder, "forward", "Squared", "DelayedCredit", "ContinuousTarget", "MultiDiscreteMatch")
+def policy_does_not_see(forward: Function, self: MLPEncoder, observations: Tensor) -> Tensor:
+    return forward(self, torch.zeros_like(observations))
+
+
+@mutation(ImageEncoder, "forward", "ImageTarget")
+def images_of_a_batch_are_mixed_by_a_reshape(forward: Function, self: ImageEncoder, images: Tensor) -> Tensor:
+    return forward(self, images.movedim(0, -1).reshape(images.shape))
+
+
+@mutation(MultiCategoricalHead, "evaluate", "MultiDiscreteMatch")
+def log_probs_leave_out_the_last_factor(
+    evaluate: Function, self: MultiCategoricalHead, params: Tensor, actions: Tensor
+) -> Any:
+    full, entropies = evaluate(self, params, actions)
+    log_probs = self._log_probs(params)
+    return full - log_probs[:, -1].gather(-1, actions[:, -1:]).squeeze(-1), entropies
+
+
+@mutation(GaussianHead, "to_env", "ContinuousTarget")
+def actions_are_clipped_to_the_unit_box(to_env: Function, self: GaussianHead, actions: Tensor) -> Tensor:
+    return to_env(self, actions.clamp(-1.0, 1.0))
+
+
+@mutation(GaussianHead, "_log_prob", "ContinuousTarget")
+def log_probs_are_averaged_over_the_batch(log_prob: Function, self: GaussianHead, *args: Tensor) -> Tensor:
+    log_probs: Tensor = log_prob(self, *args)
+    return log_probs.mean().expand_as(log_probs)

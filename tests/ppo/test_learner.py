@@ -1,0 +1,151 @@
+import copy
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from puffer_lightning.ppo import Learner, Metrics, PPOConfig
+from puffer_lightning.rollout import Rollout
+from tests.transitions import ExactPolicy, parameters_of, random_rollout
+
+LOSSES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+
+
+class Run:
+    """A learner with its optimizer and the rollouts it is given, one after the other."""
+
+    def __init__(self, seed: int = 0, **coefficients: Any) -> None:
+        self.policy = ExactPolicy()
+        self.optimizer = torch.optim.SGD(self.policy.parameters(), lr=0.05)
+        self.learner = Learner(self.policy, PPOConfig(**coefficients), seed)
+        self.iterations = 0
+
+    def rollout(self, *returns: float) -> Rollout:
+        ended = torch.tensor(returns, dtype=torch.float64)
+        return dataclasses.replace(
+            random_rollout(ExactPolicy(), seed=self.iterations),
+            episode_returns=ended,
+            episode_lengths=10 * ended,
+            began=time.perf_counter() - 2.0,
+            seconds=1.5,
+        )
+
+    def iterate(self, *returns: float) -> Metrics:
+        metrics = self.learner.learn(self.rollout(*returns), self.optimizer)
+        self.iterations += 1
+        return metrics
+
+    def parameters(self) -> Tensor:
+        return parameters_of(self.policy)
+
+
+def test_counts_environment_steps() -> None:
+    run = Run()
+    for steps in (64, 128, 192):
+        run.iterate()
+        assert run.learner.env_steps == steps
+        assert isinstance(run.learner.env_steps, int)
+
+
+def test_metrics_have_their_logged_names() -> None:
+    metrics = Run().iterate(3.0, 5.0)
+    assert set(metrics) == {
+        "rollout/episode_return",
+        "rollout/episode_length",
+        "rollout/episodes",
+        *(f"train/{name}" for name in LOSSES),
+        "train/grad_norm",
+        "train/explained_variance",
+        "train/learning_rate",
+        "time/sps",
+        "time/rollout_share",
+        "time/update_share",
+    }
+    assert all(type(value) is float for value in metrics.values())
+    assert metrics["train/learning_rate"] == 0.05
+    assert metrics["rollout/episode_return"] == 4.0
+    assert metrics["rollout/episode_length"] == 40.0
+
+
+def test_mean_returns_are_left_out_until_an_episode_has_ended() -> None:
+    run = Run()
+    first = run.iterate()
+    assert "rollout/episode_return" not in first
+    assert "rollout/episode_length" not in first
+    assert first["rollout/episodes"] == 0.0
+    assert run.iterate(7.0)["rollout/episode_return"] == 7.0
+    assert run.iterate()["rollout/episode_return"] == 7.0
+    assert run.iterate(1.0)["rollout/episodes"] == 2.0
+
+
+def test_shares_and_speed_are_of_the_time_since_the_rollout_began() -> None:
+    metrics = Run().iterate()
+    elapsed = 64 / metrics["time/sps"]
+    assert elapsed >= 2.0
+    assert metrics["time/rollout_share"] == pytest.approx(1.5 / elapsed)
+    assert 0.0 < metrics["time/update_share"] <= 1.0 - 2.0 / elapsed + 1e-9
+
+
+def test_coefficients_may_change_between_iterations() -> None:
+    changed, unchanged = Run(), Run()
+    for run in (changed, unchanged):
+        run.iterate()
+    changed.learner.config.ent_coef = 10.0
+    for run in (changed, unchanged):
+        run.iterate()
+    assert not torch.equal(changed.parameters(), unchanged.parameters())
+
+
+def test_the_seed_decides_the_order_of_the_transitions() -> None:
+    runs = [Run(seed) for seed in (3, 3, 4)]
+    for run in runs:
+        run.iterate()
+    assert torch.equal(runs[0].parameters(), runs[1].parameters())
+    assert not torch.equal(runs[0].parameters(), runs[2].parameters())
+
+
+def without_time(metrics: Metrics) -> Metrics:
+    return {name: value for name, value in metrics.items() if not name.startswith("time/")}
+
+
+def test_saved_and_loaded_it_goes_on_as_if_never_stopped() -> None:
+    run = Run()
+    run.iterate(1.0, 2.0)
+    saved = copy.deepcopy(run.learner.state_dict())
+    resumed, fresh = Run(), Run()
+    for other in (resumed, fresh):
+        other.policy.load_state_dict(run.policy.state_dict())
+        other.iterations = run.iterations
+    resumed.learner.load_state_dict(saved)
+    for _ in range(2):
+        metrics = [without_time(each.iterate(6.0)) for each in (run, resumed, fresh)]
+        assert metrics[0] == metrics[1]
+        assert torch.equal(run.parameters(), resumed.parameters())
+    assert run.learner.env_steps == resumed.learner.env_steps == 192
+    assert not torch.equal(run.parameters(), fresh.parameters()), "without the state the shuffles repeat"
+
+
+def test_the_state_survives_a_file(tmp_path: Any) -> None:
+    run, resumed = Run(), Run()
+    run.iterate(1.0)
+    torch.save(run.learner.state_dict(), tmp_path / "learner.pt")
+    resumed.learner.load_state_dict(torch.load(tmp_path / "learner.pt"))
+    assert resumed.learner.env_steps == 64
+    assert resumed.iterate()["rollout/episode_return"] == 1.0
+
+
+def test_the_wrapped_policy_is_the_one_that_evaluates() -> None:
+    calls = []
+
+    class Wrapped(ExactPolicy):
+        def evaluate(self, *arguments: Any) -> Any:
+            calls.append(len(arguments[0]))
+            return run.policy.evaluate(*arguments)
+
+    run = Run(num_minibatches=2, update_epochs=3)
+    run.learner.learn(run.rollout(), run.optimizer, policy=Wrapped())
+    assert calls == [32] * 6
+    assert not torch.equal(run.parameters(), parameters_of(ExactPolicy()))
