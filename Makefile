@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS ?= dev
 
-.PHONY: train test test-fast lint types imports check notebook framework-benchmark curve wheel constraints clean
+.PHONY: train test test-fast lint types imports check framework-benchmark curve notebook wheel constraints clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +31,15 @@ imports: $(VENV)/.installed
 	$(BIN)/lint-imports
 
 check: lint types imports  ## Lint, types and the direction of imports.
+
+framework-benchmark: $(VENV)/.installed  ## Measure what Lightning costs, against a bare loop in the same run.
+	$(BIN)/python benchmarks/framework.py
+
+curve: $(VENV)/.installed  ## Train five seeds and draw their curves.
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/solve.py
+
+notebook: $(VENV)/.installed  ## Run the notebooks again and keep their outputs.
+	SDL_VIDEODRIVER=dummy $(BIN)/jupyter execute --inplace notebooks/*.ipynb
 
 wheel: $(VENV)/.installed
 	$(BIN)/python -m build --wheel

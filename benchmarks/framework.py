@@ -56,7 +56,9 @@ def _run(side: type[_Fit], args: list[str]) -> tuple[float, int, list[Tensor]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config", default="ppo.yaml")
     parser.add_argument("--repeats", type=int, default=5)
     options, overrides = parser.parse_known_args()

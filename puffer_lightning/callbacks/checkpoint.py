@@ -59,6 +59,12 @@ class Checkpoint(ModelCheckpoint):
         self._training = False
         self._validated = False
 
+    @property
+    @override
+    def state_key(self) -> str:
+        """By what is best alone: a resumed run may look at it more or less often."""
+        return self._generate_state_key(monitor=self.monitor, mode=self.mode)
+
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -116,6 +122,8 @@ class Checkpoint(ModelCheckpoint):
         # Lightning forgets the best so far where the folder differs: with each version of a logger it does.
         if Path(state_dict["best_model_path"]).is_file():
             super().load_state_dict({**state_dict, "dirpath": self.dirpath})
+        else:
+            self.last_model_path = state_dict["last_model_path"]
 
     def _save_if_best(self, trainer: Trainer) -> None:
         metrics = self._monitor_candidates(trainer)

@@ -1,6 +1,5 @@
 """``EpisodeWriter``: played episodes as a file that other tools read."""
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -99,16 +98,13 @@ def write_episodes(path: Path, episodes: Episodes) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     # Beside the file, since a file is replaced at one stroke only within a file system.
-    with tempfile.NamedTemporaryFile(
-        dir=path.parent, prefix=f".{path.stem}-", suffix=".tmp", delete=False
-    ) as file:
-        try:
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
-            file.close()
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink()
-            raise
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _concatenated(name: str, parts: list[Any]) -> dict[str, NDArray[Any]]:

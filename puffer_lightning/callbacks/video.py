@@ -173,7 +173,7 @@ class _Film:
     def _write_last(self) -> None:
         if self._last is None:
             return
-        scale = -(-_LEAST_SIDE // min(self._last.shape[:2]))
+        scale = -(-_LEAST_SIDE // max(self._last.shape[:2]))
         frame = self._last.repeat(scale, axis=0).repeat(scale, axis=1) if scale > 1 else self._last
         if self._encoder is None:
             self._encoder = self._start((frame.shape[1], frame.shape[0]))

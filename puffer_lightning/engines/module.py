@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import lightning as L
 import torch
 from gymnasium import Space
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -19,6 +18,7 @@ from typing_extensions import override
 
 from puffer_lightning.distributed import derive_seed, no_sync
 from puffer_lightning.engines.datamodule import RolloutDataModule
+from puffer_lightning.engines.steps import backward_and_optimizer
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.functional import SCHEDULES, warm_up
 from puffer_lightning.policies import Policy, make_policy
@@ -172,14 +172,14 @@ class PPO(L.LightningModule):
     @override
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
         """Run the whole update on a rollout, under manual optimization."""
-        optimizer, scheduler = self.optimizers(), self.lr_schedulers()
-        assert isinstance(optimizer, LightningOptimizer)
+        backward, optimizer = backward_and_optimizer(self)
+        scheduler = self.lr_schedulers()
         assert isinstance(scheduler, LRScheduler)
         assert self.trainer.strategy.model is not None
         metrics = self.learner.learn(
             rollout,
-            cast(Optimizer, optimizer),
-            backward=self.manual_backward,
+            optimizer,
+            backward=backward,
             no_sync=partial(no_sync, self.trainer.strategy.model),
         )
         scheduler.step()

@@ -60,9 +60,10 @@ def test_episodes_can_be_told_apart(tmp_path: Path) -> None:
     assert len(set(written["episode_lengths"])) > 1
     rewards = np.split(written["rewards"], written["episode_lengths"].cumsum()[:-1])
     assert [part.sum() for part in rewards] == written["episode_returns"].tolist()
-    assert np.flatnonzero(written["terminations"] | written["truncations"]).tolist() == (
-        written["episode_lengths"].cumsum() - 1
-    ).tolist()
+    assert (
+        np.flatnonzero(written["terminations"] | written["truncations"]).tolist()
+        == (written["episode_lengths"].cumsum() - 1).tolist()
+    )
 
 
 def played(*lengths: int, observe: Any = None) -> Episodes:
@@ -99,9 +100,10 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
         file.write(b"half")
         raise OSError("disk full")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+    with monkeypatch.context() as patch:
         patch.setattr(episodes.np, "savez_compressed", fail)
-        write_episodes(path, played(2))
+        with pytest.raises(OSError, match="disk full"):
+            write_episodes(path, played(2))
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
     write_episodes(path, played(2))

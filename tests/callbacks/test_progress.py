@@ -150,8 +150,10 @@ class TestOnATerminal:
         assert " 50%|" in text[:cleared]
         assert " 50%|" in text[cleared:]
 
-    @pytest.mark.parametrize("exception", [KeyboardInterrupt(), RuntimeError("stop")])
-    @pytest.mark.parametrize("hook", ["on_train_batch_start", "on_validation_start"])
+    @pytest.mark.parametrize(
+        ("hook", "exception"),
+        [("on_train_batch_start", KeyboardInterrupt()), ("on_validation_start", RuntimeError("stop"))],
+    )
     def test_an_exception_closes_it(self, tmp_path: Path, exception: BaseException, hook: str) -> None:
         bar = Progress(refresh_seconds=0)
         run = trainer(bar, Break(1, exception, hook), folder=tmp_path, validate_every=1)

@@ -100,7 +100,7 @@ def test_all_sizes_can_be_filmed(tmp_path: Path, format: str, height: int, width
     about, brightness = watch(film(tmp_path, env_kwargs={"height": height, "width": width}, format=format))
     assert len(brightness) == LENGTH
     shown_width, shown_height = about["size"]
-    assert min(shown_width, shown_height) >= 128
+    assert max(shown_width, shown_height) >= 128
     assert shown_width / shown_height == pytest.approx(width / height, rel=0.02)
     if format == "mp4":
         assert shown_width % 2 == shown_height % 2 == 0
@@ -114,7 +114,10 @@ def test_a_film_each_validation_but_none_of_the_sanity_check(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = trainer(
-        Video(str(tmp_path / "a" / "b"), episodes=2), folder=tmp_path, validate_every=2, num_sanity_val_steps=1
+        Video(str(tmp_path / "a" / "b"), episodes=2),
+        folder=tmp_path,
+        validate_every=2,
+        num_sanity_val_steps=1,
     )
     run.fit(PPO(), datamodule=data(4, env="tests/Lamp-v0"))
     names = {path.name for path in (tmp_path / "a" / "b").iterdir()}
@@ -126,7 +129,9 @@ def test_filming_leaves_the_training_as_it_is(tmp_path: Path) -> None:
     trained = []
     for callbacks in ([], [Video(str(tmp_path))]):
         model = PPO()
-        trainer(*callbacks, folder=tmp_path, validate_every=1).fit(model, datamodule=data(2, env="tests/Lamp-v0"))
+        trainer(*callbacks, folder=tmp_path, validate_every=1).fit(
+            model, datamodule=data(2, env="tests/Lamp-v0")
+        )
         trained.append(torch.nn.utils.parameters_to_vector(model.policy.parameters()))
     assert list(tmp_path.glob("*.mp4"))
     assert torch.equal(*trained)
@@ -159,7 +164,9 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "env", ["puffer/Bandit-v0", partial(lamps, mode=AutoresetMode.SAME_STEP, kind=Dark)], ids=["id", "factory"]
+    "env",
+    ["puffer/Bandit-v0", partial(lamps, mode=AutoresetMode.SAME_STEP, kind=Dark)],
+    ids=["id", "factory"],
 )
 def test_an_environment_without_frames_is_refused(tmp_path: Path, env: Any) -> None:
     refused(tmp_path, env, r"Video needs .* render_mode .* env (puffer/Bandit-v0|lamps) draws no frames")

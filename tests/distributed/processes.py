@@ -1,32 +1,70 @@
-"""Functions run on several processes that talk through gloo."""
+"""Functions run on two processes that talk through gloo."""
 
 import os
 import socket
+import traceback
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from functools import cache
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 T = TypeVar("T")
+RANKS = 2
 
 
-def run_ranks(function: Callable[..., T], *arguments: object, ranks: int = 2) -> list[T]:
-    """What ``function(rank, *arguments)`` returns on each rank; it must be importable by its name."""
-    with TemporaryDirectory() as folder, socket.socket() as probe:
+def run_ranks(function: Callable[..., T], *arguments: object) -> list[T]:
+    """What ``function(rank, *arguments)`` returns on each of the two ranks.
+
+    The processes start with the first call and serve all others, since their imports take seconds.
+
+    Args:
+        function: Importable by its name.
+        arguments: Further arguments, and like the result something that pickle knows.
+
+    Raises:
+        RuntimeError: It failed on a rank; the message holds the traceback.
+    """
+    processes, connections = _start()
+    for connection in connections:
+        connection.send((function, arguments))
+    results: dict[Connection, T] = {}
+    while len(results) < RANKS:
+        for ready in cast(list[Connection], wait(set(connections) - results.keys())):
+            result, failure = ready.recv()
+            if failure is not None:
+                # The other rank may wait for this one for ever.
+                for process in processes:
+                    process.terminate()
+                _start.cache_clear()
+                raise RuntimeError(failure)
+            results[ready] = result
+    return [results[connection] for connection in connections]
+
+
+@cache
+def _start() -> tuple[list[BaseProcess], list[Connection]]:
+    with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-        probe.close()
-        spawn(_on_rank, (function, arguments, ranks, port, folder), ranks)  # type: ignore[no-untyped-call]
-        return [torch.load(Path(folder, str(rank)), weights_only=False) for rank in range(ranks)]
+    context = get_context("spawn")
+    processes: list[BaseProcess] = []
+    connections = []
+    for rank in range(RANKS):
+        here, there = context.Pipe()
+        # Daemons end with the process that started them.
+        processes.append(context.Process(target=_serve, args=(rank, port, there), daemon=True))
+        processes[-1].start()
+        there.close()
+        connections.append(here)
+    return processes, connections
 
 
-def _on_rank(
-    rank: int, function: Callable[..., T], arguments: tuple[Any, ...], ranks: int, port: int, folder: str
-) -> None:
+def _serve(rank: int, port: int, connection: Connection) -> None:
     # Lightning, too, finds itself to be one of several processes by these.
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
@@ -34,12 +72,22 @@ def _on_rank(
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "NODE_RANK": "0",
-        "WORLD_SIZE": str(ranks),
+        "WORLD_SIZE": str(RANKS),
     }
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    while True:
+        try:
+            function, arguments = connection.recv()
+        except (EOFError, OSError):
+            return
+        connection.send(_attempt(function, rank, arguments))
+
+
+def _attempt(
+    function: Callable[..., T], rank: int, arguments: tuple[Any, ...]
+) -> tuple[T | None, str | None]:
     try:
-        torch.save(function(rank, *arguments), Path(folder, str(rank)))
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+        return function(rank, *arguments), None
+    except Exception:
+        return None, f"rank {rank}: {traceback.format_exc()}"

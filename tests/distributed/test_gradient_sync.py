@@ -14,7 +14,7 @@ from tests.distributed.processes import run_ranks
 MICROBATCHES = ([1.0], [10.0], [100.0])
 
 
-def gradients(module: nn.Module, weight: nn.Parameter, rank: int) -> list[float]:
+def gradients(module: nn.Module, weight: Tensor, rank: int) -> list[float]:
     """The gradient of a weight after each of three microbatches, of which the last is reduced."""
     seen = []
     for number, microbatch in enumerate(MICROBATCHES, start=1):

@@ -26,9 +26,14 @@ pytestmark = [
 def test_compiled_and_eager_runs_end_near_each_other(
     env: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compilations = []
+    compilations: list[Any] = []
     compile_function = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f: compilations.append(f) or compile_function(f))
+
+    def counted(function: Any) -> Any:
+        compilations.append(function)
+        return compile_function(function)
+
+    monkeypatch.setattr(torch, "compile", counted)
     eager, eager_metrics = by_fabric(env, 2, **options)
     assert compilations == []
     compiled, compiled_metrics = by_fabric(env, 2, compile=True, **options)
