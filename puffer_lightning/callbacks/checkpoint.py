@@ -58,6 +58,7 @@ class Checkpoint(ModelCheckpoint):
         self._every_n_iterations = every_n_iterations
         self._training = False
         self._validated = False
+        self._last_is_current = False
 
     @property
     @override
@@ -75,7 +76,7 @@ class Checkpoint(ModelCheckpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._training = not getattr(trainer, "fast_dev_run", False)
-        self._validated = False
+        self._validated = self._last_is_current = False
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -86,7 +87,7 @@ class Checkpoint(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._training:
             return
-        due = (trainer.current_epoch + 1) % self._every_n_iterations == 0
+        self._last_is_current = due = (trainer.current_epoch + 1) % self._every_n_iterations == 0
         measured = self._validated if self._monitored.startswith("val/") else due
         self._validated = False
         if measured:
@@ -99,7 +100,7 @@ class Checkpoint(ModelCheckpoint):
         if not self._training:
             return
         self._training = False
-        if self._last_global_step_saved != trainer.global_step:
+        if not self._last_is_current:
             if not self._monitored.startswith("val/"):
                 self._save_if_best(trainer)
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))

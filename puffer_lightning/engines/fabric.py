@@ -39,7 +39,8 @@ def iterations(fabric: Fabric, model: PPO, data: RolloutDataModule) -> Iterator[
             data.collect(model.policy, learner.act),
             fabric_optimizer,
             backward=fabric.backward,
-            no_sync=partial(no_sync, policy.module),
+            # Not policy.module, which is the policy under the strategy's wrapper.
+            no_sync=partial(no_sync, policy._forward_module),
             policy=policy,
         )
         scheduler.step()

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.utils._pytree import tree_leaves
 from torchmetrics import CatMetric
 from typing_extensions import override
 
@@ -93,6 +94,11 @@ class PPO(L.LightningModule):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(derive_seed(torch.initial_seed(), "policy"))
                 self.policy = self._make_policy(*data.spaces)
+        if tree_leaves(self.policy.initial_state(1)):
+            raise ConfigurationError(
+                f"model.policy {type(self.policy).__name__} is recurrent, which the update does not train yet: "
+                "choose a feed-forward policy."
+            )
 
     def make_optimizer(self, data: RolloutDataModule) -> tuple[Optimizer, LRScheduler]:
         """The optimizer and the scheduler, which takes one step an iteration.

@@ -21,7 +21,7 @@ def trainer(
 ) -> pl.Trainer:
     """A trainer that does, shows and writes nothing unasked."""
     pl.seed_everything(1, verbose=False)
-    defaults = {
+    defaults: dict[str, Any] = {
         "accelerator": "cpu",
         "devices": 1,
         "max_epochs": -1,

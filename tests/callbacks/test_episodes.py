@@ -6,7 +6,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from puffer_lightning.callbacks import EpisodeWriter, episodes
+from puffer_lightning.callbacks import EpisodeWriter
 from puffer_lightning.callbacks.episodes import write_episodes
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.rollout import Episodes, Trajectory
@@ -101,7 +101,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(episodes.np, "savez_compressed", fail)
+        patch.setattr(np, "savez_compressed", fail)
         with pytest.raises(OSError, match="disk full"):
             write_episodes(path, played(2))
     assert path.read_bytes() == before

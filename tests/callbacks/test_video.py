@@ -51,7 +51,7 @@ class Dark(Lamp):
         return None
 
 
-gym.register("tests/Lamp-v0", Lamp)
+gym.register("tests/Lamp-v0", f"{__name__}:Lamp")
 
 
 def lamps(num_envs: int, mode: AutoresetMode, kind: type[Lamp] = Lamp) -> VectorEnv:

@@ -4,8 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from puffer_lightning.cli import main
+from puffer_lightning.cli import main, shipped_configs
 from tests.docs.documents import DOCUMENTS, ROOT
 
 
@@ -40,3 +41,12 @@ def test_the_reference_names_every_metric_and_no_other(
     table = text.partition("## Metrics")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("|")]
     assert {name for row in rows for name in re.findall(r"`(\w+/\w+)`", row)} == logged
+
+
+def test_the_trace_has_the_sizes_of_the_default_task() -> None:
+    data = yaml.safe_load((shipped_configs() / "ppo.yaml").read_text(encoding="utf-8"))["data"]
+    horizon, num_envs, total = (data[name] for name in ("horizon", "num_envs", "total_timesteps"))
+    trace = " ".join((ROOT / "docs" / "README.md").read_text(encoding="utf-8").split())
+    assert f"T = {horizon} and `num_envs` N = {num_envs}" in trace
+    assert f"= {horizon * num_envs} transitions" in trace
+    assert f"{total:,} `total_timesteps` take {-(-total // (horizon * num_envs))} rollouts" in trace
