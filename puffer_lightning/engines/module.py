@@ -1,5 +1,6 @@
 """``PPO``: rollout-plus-update as a LightningModule."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -8,7 +9,6 @@ import lightning as L
 import torch
 from gymnasium import Space
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Adam, Optimizer
@@ -23,7 +23,7 @@ from puffer_lightning.engines.steps import backward_and_optimizer
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.functional import SCHEDULES, warm_up
 from puffer_lightning.policies import Policy, make_policy
-from puffer_lightning.ppo import Learner, Metrics, PPOConfig
+from puffer_lightning.ppo import Learner, PPOConfig
 from puffer_lightning.rollout import Episodes, Rollout
 
 _SAVED = "ppo"
@@ -96,8 +96,8 @@ class PPO(L.LightningModule):
                 self.policy = self._make_policy(*data.spaces)
         if tree_leaves(self.policy.initial_state(1)):
             raise ConfigurationError(
-                f"model.policy {type(self.policy).__name__} is recurrent, which the update does not train yet: "
-                "choose a feed-forward policy."
+                f"model.policy {type(self.policy).__name__} is recurrent, which is not trained yet: choose a "
+                "feed-forward policy."
             )
 
     def make_optimizer(self, data: RolloutDataModule) -> tuple[Optimizer, LRScheduler]:
@@ -192,11 +192,14 @@ class PPO(L.LightningModule):
         # self.log would cast the step to float32 and costs a millisecond for every two metrics.
         self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
         if (self.trainer.current_epoch + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-            self._log(metrics)
+            for logger in self.loggers:
+                logger.log_metrics(metrics, step=self.env_steps)
+        # Lightning adds the batch that this was.
+        self._set_logging_step(self.env_steps - 1)
 
-    def _log(self, metrics: Metrics) -> None:
-        for logger in self.loggers:
-            logger.log_metrics(metrics, step=self.env_steps)
+    def _set_logging_step(self, step: int) -> None:
+        # The x-axis of all that Lightning, its callbacks and self.log write: its own would be iterations.
+        self.trainer.fit_loop.epoch_loop._batches_that_stepped = step
 
     @override
     def validation_step(self, episodes: Episodes, batch_idx: int) -> None:
@@ -229,11 +232,11 @@ class PPO(L.LightningModule):
             metrics[f"{stage}/episode_{name}"] = values.mean().item()
             metrics[f"{stage}/episode_{name}_std"] = values.std(correction=0).item()
             gathered.reset()
-        # While fitting, Lightning would log with its own step; otherwise what it logs is what it returns.
-        fitting = self.trainer.state.fn == TrainerFn.FITTING
-        self.log_dict(metrics, logger=not fitting, sync_dist=True)
-        if fitting:
-            self._log(metrics)
+        self._set_logging_step(self.env_steps)
+        with warnings.catch_warnings():
+            # Only what is logged is returned by the Trainer, so it is even where there is no logger.
+            warnings.filterwarnings("ignore", message=".*no logger configured")
+            self.log_dict(metrics, sync_dist=True)
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

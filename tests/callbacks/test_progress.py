@@ -159,7 +159,7 @@ class TestOnATerminal:
         run = trainer(bar, Break(1, exception, hook), folder=tmp_path, validate_every=1)
         with Terminal() as terminal, pytest.raises((SystemExit, RuntimeError)):
             run.fit(PPO(), datamodule=data(4))
-        assert not list(tqdm._instances)
+        assert not list(tqdm._instances)  # type: ignore[attr-defined]  # not in the stubs
         assert terminal.text.endswith("\n")
 
     def test_a_resumed_run_starts_where_it_stopped(self, tmp_path: Path) -> None:
