@@ -3,8 +3,8 @@
     python benchmarks/framework.py --config ppo.yaml --repeats 5
 
 Both sides train the same configuration from the same seed to the same weights, in turn, on one thread: the
-Trainer with its logger, progress display and checkpoints, the bare loop with nothing but the collector and
-the update. Prints environment steps per second of each, and the median ratio of the times.
+Trainer with its logger, progress display and checkpoints but without evaluations, the bare loop with nothing
+but the collector and the update. Prints environment steps per second of each, and the median ratio of the times.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        args = ["--config", options.config, *overrides]
+        args = ["--config", options.config, "--trainer.limit_val_batches", "0", *overrides]
         rows = []
         _run(_Bare, args)
         for repeat in range(options.repeats):

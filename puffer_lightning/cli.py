@@ -6,12 +6,16 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NoReturn
 
+import torch
+import yaml
+from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from typing_extensions import override
 
 from puffer_lightning.callbacks import Checkpoint, EpisodeWriter, EvaluationReport, Progress, Video
@@ -42,19 +46,75 @@ class _Parser(LightningArgumentParser):
 
 
 def _one_sentence(message: str, parser: LightningArgumentParser) -> str:
-    if unknown := re.match(r"unrecognized arguments: (--\S+)", message, re.IGNORECASE):
-        name = unknown[1].partition("=")[0]
-        known = [option for action in parser._actions for option in action.option_strings]
+    if unknown := re.search(r"unrecognized arguments: --([^\s=]+)|not accept option '(\S+)'", message, re.I):
+        name = unknown[1] or unknown[2]
+        known = [option[2:] for action in parser._actions for option in action.option_strings]
         closest = difflib.get_close_matches(name, known, n=1)
-        return f"there is no option {name}" + (f": did you mean {closest[0]}?" if closest else ".")
-    key, reasons = re.search(r'Parser key "(\S+)"', message), re.findall(r"- (.+)", message)
-    if key and reasons:
-        given = re.search(r"Given value: (.+)", message)
-        message = f"{'; or '.join(reasons)}" + (f" (given: {given[1]})" if given else "")
-    else:
-        message = re.sub(r'^Parser key "\S+":', "", " ".join(message.split())).strip()
-    message = re.sub(r"<class '([\w.]+)'>|typing\.(?=Literal)", r"\1", message)
-    return f"--{key[1]}: {message}" if key else message
+        return f"there is no option --{name}" + (f": did you mean --{closest[0]}?" if closest else ".")
+    keys = list(re.finditer(r'Parser key "(\S+)":?', message))
+    option = "--" + ".".join(key[1] for key in keys)
+    owner = re.search(r"class_path(?:=| )'([\w.]+)'", message)
+    if owner and (refused := re.search(r"Option '(\S+)' is not accepted", message)):
+        return (
+            f"{option}: {owner[1]} has no option {refused[1]}; {option}.help {owner[1]} lists those it has."
+        )
+    given = re.findall(r"(?:Given|Got) value: (.+?)(?:\. Got value.*)?$", message, re.MULTILINE)
+    if keys:
+        message = message[keys[-1].end() :]
+    reasons = re.findall(r"^\s*- (Expected .+?)(?:\. Got value.*)?$", message, re.MULTILINE)
+    if len(keys) == 1 and reasons:
+        message = "; or ".join(dict.fromkeys(reasons)) + (f" (given: {given[-1]})" if given else "")
+    elif len(keys) > 1:
+        message = message.strip().partition("\n")[0].partition(". Got value: Namespace")[0]
+    message = re.sub(r"<class '([\w.]+)'>|typing\.(?=Literal)", r"\1", " ".join(message.split()))
+    return f"{option}: {message}" if keys else message
+
+
+class _NamedByClassPath(RolloutDataModule):
+    """Owns the environments and gives Lightning one rollout an epoch.
+
+    Args:
+        env: Gymnasium id of the environment (``CartPole-v1``, or ``module:Name-v0`` to import a module
+            first), or the dotted path of a class or function that takes the number of environments as its
+            first argument and makes a ``gymnasium.vector.VectorEnv`` (``my_module.make``); its further
+            arguments go to ``env_kwargs``, or both are given as ``class_path`` and ``init_args``.
+        options: As ``RolloutDataModule``'s.
+    """
+
+    def __init__(
+        self,
+        env: str | dict[str, Any] = "CartPole-v1",
+        env_kwargs: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        if isinstance(env, dict):
+            # The parser puts what follows --data.env.init_args beside init_args.
+            spec = dict(env)
+            path, init_args = spec.pop("class_path", None), spec.pop("init_args", {})
+            if not isinstance(path, str) or not isinstance(init_args, dict):
+                raise ConfigurationError(f"env is {env}: name it, or give it a class_path and init_args.")
+            env, env_kwargs = path, {**init_args, **spec, **(env_kwargs or {})}
+        super().__init__(env, env_kwargs, **options)
+
+
+class _SaveConfig(SaveConfigCallback):
+    """Saves the configuration with the metrics: in the logger's folder or, without one, as its parameters.
+
+    Lightning writes ``config.yaml`` to the working directory for loggers without a folder and where there is
+    no logger, and at the second run refuses to.
+    """
+
+    def __init__(self, parser: LightningArgumentParser, config: Namespace, **options: Any) -> None:
+        super().__init__(parser, config, **(options | {"save_to_log_dir": False}))
+
+    @override
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for logger in trainer.loggers:
+            if folder := logger.log_dir:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                self.parser.save(self.config, Path(folder, "config.yaml"), skip_none=False, overwrite=True)
+            else:
+                logger.log_hyperparams(yaml.safe_load(self.parser.dump(self.config, skip_none=False)))
 
 
 class PufferCLI(LightningCLI):
@@ -66,7 +126,8 @@ class PufferCLI(LightningCLI):
     def __init__(self, args: Sequence[str]) -> None:
         super().__init__(
             PPO,
-            RolloutDataModule,
+            _NamedByClassPath,
+            save_config_callback=_SaveConfig,
             trainer_defaults=_TRAINER_DEFAULTS,
             seed_everything_default=1,
             auto_configure_optimizers=False,
@@ -100,10 +161,28 @@ class PufferCLI(LightningCLI):
 
     @override
     def _parse_ckpt_path(self) -> None:
-        """Leave the configuration as it is: Lightning would let the checkpoint win over the command line."""
+        """Refuse what is no checkpoint, and let the command line win, which with Lightning the checkpoint does."""
+        if path := self._get(self.config, "ckpt_path"):
+            _check_checkpoint(path)
+
+    @override
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except ModuleNotFoundError as problem:
+            extra = next((extra for extra in ("wandb", "tensorboard") if extra in str(problem)), None)
+            how = f'pip install "puffer-lightning[{extra}]".' if extra else str(problem)
+            raise ConfigurationError(f"A package is missing: {how}") from problem
 
     @override
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
+        if str(config["strategy"]).startswith("deepspeed"):
+            raise ConfigurationError(
+                "trainer.strategy deepspeed is left out on purpose: use ddp or, for a policy larger than a "
+                "device, FSDP."
+            )
+        if config["enable_checkpointing"] is False:
+            callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
         asked_for = config["callbacks"] or []
         asked_for = asked_for if isinstance(asked_for, list) else [asked_for]
         ours: list[Callback] = [EvaluationReport()]
@@ -115,7 +194,10 @@ class PufferCLI(LightningCLI):
             ours.append(Video(video))
         if output := self._get(self.config_init, "output"):
             ours.append(EpisodeWriter(output))
-        return super()._instantiate_trainer(config, [*callbacks, *ours])
+        try:
+            return super()._instantiate_trainer(config, [*callbacks, *ours])
+        except (TypeError, ValueError) as problem:
+            raise ConfigurationError(f"The options of trainer do not fit: {problem}") from problem
 
     def before_fit(self) -> None:
         """Refuse what cannot work before any other process starts."""
@@ -169,6 +251,23 @@ def _find_config(name: str) -> str:
     )
 
 
+def _check_checkpoint(path: str) -> None:
+    if path == "best":
+        raise ConfigurationError(
+            "ckpt_path best needs the run that wrote it: give the path of its best.ckpt."
+        )
+    if path in ("last", "hpc") or path.startswith("registry") or "://" in path or Path(path).is_dir():
+        return
+    if not Path(path).is_file():
+        raise ConfigurationError(f"ckpt_path {path} does not exist: give the path of a checkpoint.")
+    try:
+        torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except (EOFError, RuntimeError, UnpicklingError) as problem:
+        raise ConfigurationError(
+            f"ckpt_path {path} is not a checkpoint, or not a whole one: give the path of a checkpoint."
+        ) from problem
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line; what the user can fix ends with one sentence and exit code 2."""
     # Lightning asks torch about pytrees in a way that torch deprecates; nothing a user could do about it.
@@ -178,3 +277,5 @@ def main(args: Sequence[str] | None = None) -> None:
     except (ConfigurationError, MisconfigurationException) as problem:
         print(f"error: {problem}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)  # as shells have it; from training on, Lightning answers Ctrl-C itself

@@ -40,7 +40,7 @@ class Checkpoint(ModelCheckpoint):
         dirpath: str | None = None,
         monitor: str = "rollout/episode_return",
         mode: Literal["min", "max"] = "max",
-        every_n_iterations: int = 10,
+        every_n_iterations: int = 25,
     ) -> None:
         if every_n_iterations < 1:
             raise ConfigurationError(f"every_n_iterations is {every_n_iterations}: set it to 1 or more.")

@@ -1,6 +1,7 @@
 """``RolloutDataModule``: the environments, as a LightningDataModule."""
 
 from collections.abc import Callable, Iterator
+from numbers import Integral
 from typing import Any
 
 import lightning as L
@@ -23,9 +24,11 @@ class RolloutDataModule(L.LightningDataModule):
     """Owns the environments and gives Lightning one rollout an epoch.
 
     Args:
-        env: Gymnasium id of the environment, or ``class_path`` of anything that makes a
-            ``gymnasium.vector.VectorEnv`` and takes the number of environments as its first argument.
-        env_kwargs: Arguments of the environment, for a gymnasium id.
+        env: Gymnasium id of the environment (``CartPole-v1``, or ``module:Name-v0`` to import a module
+            first), or a class or function that takes the number of environments as its first argument and
+            makes a ``gymnasium.vector.VectorEnv``: itself or by its dotted path (``my_module.make``); on the
+            command line and in YAML also as ``class_path`` and ``init_args``.
+        env_kwargs: Further arguments of the environment, or of the class or function that makes it.
         num_envs: Environments that step together, on each rank.
         horizon: Steps of each environment in a rollout.
         total_timesteps: Environment steps of the whole training run, over all ranks.
@@ -38,7 +41,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def __init__(
         self,
-        env: str | Callable[[int], VectorEnv] = "CartPole-v1",
+        env: EnvSource = "CartPole-v1",
         env_kwargs: dict[str, Any] | None = None,
         num_envs: int = 64,
         horizon: int = 32,
@@ -47,17 +50,17 @@ class RolloutDataModule(L.LightningDataModule):
         eval_greedy: bool = True,
     ) -> None:
         super().__init__()
-        sizes = {
+        sizes: dict[str, object] = {
             "num_envs": num_envs,
             "horizon": horizon,
             "total_timesteps": total_timesteps,
             "eval_episodes": eval_episodes,
         }
         for name, size in sizes.items():
-            if size < 1:
-                raise ConfigurationError(f"{name} is {size}: set it to 1 or more.")
+            if not isinstance(size, Integral) or size < 1:
+                raise ConfigurationError(f"{name} is {size}: set it to a whole number, 1 or more.")
         check_env(env)
-        self.env: EnvSource = env
+        self.env = env
         self.env_kwargs = env_kwargs
         self.num_envs = num_envs
         self.horizon = horizon
@@ -111,6 +114,11 @@ class RolloutDataModule(L.LightningDataModule):
     @override
     def teardown(self, stage: str) -> None:
         """Close the environments."""
+        self.close()
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        """Close the environments, after Ctrl-C too: Lightning then skips ``teardown``."""
         self.close()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from gymnasium import Space
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torch.optim import Adam, Optimizer
+from torch.optim import LBFGS, Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import tree_leaves
 from torchmetrics import CatMetric
@@ -39,7 +39,9 @@ class PPO(L.LightningModule):
             the environment's spaces if not given.
         optimizer: Any torch optimizer by ``class_path``.
         lr_schedule: How the learning rate falls to 0 over ``total_timesteps`` ("linear" or "cosine"), or
-            "constant", or any torch scheduler by ``class_path``, which takes one step an iteration.
+            "constant", or any torch scheduler by ``class_path``, which takes one step an iteration. A run
+            resumed with one of the three follows the options it is given now, one with a torch scheduler
+            those of the checkpoint.
         warm_up_share: Share of ``total_timesteps`` over which the learning rate rises to its full value; not
             with a torch scheduler.
         compile: Compile acting and the loss with ``torch.compile``.
@@ -71,6 +73,15 @@ class PPO(L.LightningModule):
         self.config.check()
         if not 0 <= warm_up_share < 1:
             raise ConfigurationError(f"warm_up_share is {warm_up_share}: set it to 0 or more, and below 1.")
+        if isinstance(lr_schedule, str) and lr_schedule not in SCHEDULES:
+            raise ConfigurationError(
+                f"lr_schedule is {lr_schedule}: set it to {', '.join(SCHEDULES)} or a torch scheduler."
+            )
+        if warm_up_share and not isinstance(lr_schedule, str):
+            raise ConfigurationError(
+                f"warm_up_share {warm_up_share} does not go with a torch scheduler as lr_schedule: leave one "
+                "of them out."
+            )
         self._make_policy = policy or make_policy
         self._make_optimizer = optimizer
         self._lr_schedule = lr_schedule
@@ -104,11 +115,21 @@ class PPO(L.LightningModule):
         """The optimizer and the scheduler, which takes one step an iteration.
 
         Raises:
-            ConfigurationError: The scheduler would need a metric.
+            ConfigurationError: One of them cannot be made, or would need more than PPO gives it.
         """
-        optimizer = self._make_optimizer(self.policy.parameters())
+        try:
+            optimizer = self._make_optimizer(self.policy.parameters())
+        except (TypeError, ValueError) as problem:
+            raise ConfigurationError(f"optimizer cannot be made, correct its options: {problem}") from problem
+        if isinstance(optimizer, LBFGS):
+            raise ConfigurationError("optimizer LBFGS needs a closure: choose another torch optimizer.")
         if not isinstance(self._lr_schedule, str):
-            scheduler = self._lr_schedule(optimizer)
+            try:
+                scheduler = self._lr_schedule(optimizer)
+            except (TypeError, ValueError) as problem:
+                raise ConfigurationError(
+                    f"lr_schedule cannot be made, correct its options: {problem}"
+                ) from problem
             if isinstance(scheduler, ReduceLROnPlateau):
                 raise ConfigurationError(
                     "lr_schedule ReduceLROnPlateau needs a metric: choose another torch scheduler."
@@ -127,6 +148,7 @@ class PPO(L.LightningModule):
         self.learner = Learner(self.policy, self.config, torch.initial_seed(), self._compile)
         if self._saved is not None:
             self.learner.load_state_dict(self._saved)
+            self._saved = None
         return self.learner
 
     # Lightning's hooks, in the order in which it calls them.
@@ -134,6 +156,7 @@ class PPO(L.LightningModule):
     @override
     def configure_callbacks(self) -> list[L.Callback]:
         # The first hook of all, before Lightning refuses these settings in words that do not name ours.
+        _ = self._data
         if self.trainer.gradient_clip_val is not None:
             raise ConfigurationError(
                 "PPO clips gradients itself: instead of trainer.gradient_clip_val set model.max_grad_norm "
@@ -149,10 +172,18 @@ class PPO(L.LightningModule):
     @override
     def setup(self, stage: str) -> None:
         if stage == "fit":
+            # Not what an earlier validation loaded.
+            self._saved = None
             self._limit_iterations()
+
+    @override
+    def teardown(self, stage: str) -> None:
+        if stage == "fit":
+            self.trainer.fit_loop.max_epochs = self._max_epochs
 
     def _limit_iterations(self) -> None:
         wanted, limit = self._data.num_iterations, self.trainer.max_epochs
+        self._max_epochs = limit
         if limit is None or limit < 0 or limit >= wanted:
             self.trainer.fit_loop.max_epochs = wanted
         else:
@@ -169,11 +200,29 @@ class PPO(L.LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         optimizer, scheduler = self.make_optimizer(self._data)
+        self._options = [
+            {name: option for name, option in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
         return [optimizer], [scheduler]
 
     @override
     def on_train_start(self) -> None:
-        self.start()
+        resumed = self._saved is not None
+        # A Trainer that has trained already and may now train longer goes on; a new one starts to count.
+        if resumed or not self.trainer.current_epoch:
+            self.start()
+        if resumed and isinstance(self._lr_schedule, str):
+            self._apply_options()
+
+    def _apply_options(self) -> None:
+        """Let the options of the optimizer as it was made win over the checkpoint's."""
+        optimizer, scheduler = self.trainer.optimizers[0], self.lr_schedulers()
+        assert isinstance(scheduler, LambdaLR)
+        for group, options in zip(optimizer.param_groups, self._options, strict=True):
+            group.update(options)
+            group["lr"] = group["initial_lr"] * scheduler.lr_lambdas[0](0)
+        scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
 
     @override
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
@@ -259,10 +308,10 @@ class PPO(L.LightningModule):
 
     @property
     def env_steps(self) -> int:
-        """Environment steps trained on so far, over all ranks: the x-axis of all metrics."""
-        if hasattr(self, "learner"):
-            return self.learner.env_steps
-        return self._saved["env_steps"] if self._saved else 0
+        """Environment steps, over all ranks, that the policy was trained on: the x-axis of all metrics."""
+        if self._saved is not None:
+            return int(self._saved["env_steps"])
+        return self.learner.env_steps if hasattr(self, "learner") else 0
 
     @property
     def _data(self) -> RolloutDataModule:

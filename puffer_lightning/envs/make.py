@@ -1,6 +1,8 @@
 """From what a user names to a vector environment."""
 
 import difflib
+import inspect
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -11,21 +13,26 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from puffer_lightning.errors import ConfigurationError
 
-EnvSource = str | Callable[[int], VectorEnv]
-"""A gymnasium id, or anything that makes a vector environment of as many environments as it is told."""
+EnvFactory = Callable[..., VectorEnv]
+"""Anything that makes a vector environment of as many environments as its first argument says."""
+
+EnvSource = str | EnvFactory
+"""A gymnasium id (``module:Name-v0`` imports the module first), a factory, or a factory's dotted path."""
+
+# What the environments of gymnasium itself may lack, and the extra of this package that has it.
+_EXTRAS = {"box2d": "box2d", "pygame": "video"}
 
 
 def check_env(env: EnvSource) -> None:
-    """Refuse an id that gymnasium does not know, without making the environment.
+    """Refuse a name that stands for nothing, without making the environment.
 
     Args:
-        env: A gymnasium id (``module:Name-v0`` imports the module first) or a factory.
+        env: A gymnasium id, a factory or its dotted path.
 
     Raises:
-        ConfigurationError: No such id; the message suggests the closest.
+        ConfigurationError: There is no such thing; the message suggests the closest.
     """
-    if isinstance(env, str):
-        _find_spec(env)
+    _find(env)
 
 
 def make_vector_env(
@@ -40,38 +47,76 @@ def make_vector_env(
     which not all of them draw); otherwise the environments are stepped one after the other.
 
     Args:
-        env: A gymnasium id or a factory.
+        env: A gymnasium id, a factory or its dotted path.
         num_envs: N.
-        env_kwargs: Arguments of the environment, for an id.
-        render_mode: ``"rgb_array"`` for frames from ``render()``.
+        env_kwargs: Arguments of the environment, or of the factory after its first.
+        render_mode: ``"rgb_array"`` for frames from ``render()``; a factory is told if it takes it.
 
     Raises:
         ConfigurationError: The environment cannot be made; the message says what is missing.
     """
-    if not isinstance(env, str):
-        return env(num_envs)
-    spec = _find_spec(env)
-    kwargs = dict(env_kwargs or {})
-    if render_mode is not None:
-        kwargs["render_mode"] = render_mode
+    found, kwargs = _find(env), dict(env_kwargs or {})
+    if isinstance(found, EnvSpec):
+        return _make_registered(found, str(env), num_envs, kwargs, render_mode)
+    return _call(found, env, num_envs, kwargs, render_mode)
+
+
+def _make_registered(
+    spec: EnvSpec, env: str, num_envs: int, kwargs: dict[str, Any], render_mode: str | None
+) -> VectorEnv[Any, Any, Any]:
     vectorized = spec.vector_entry_point is not None and not (render_mode and spec.entry_point)
+    options: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
     try:
         if vectorized:
-            return gym.make_vec(env, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+            return gym.make_vec(env, num_envs, vectorization_mode="vector_entry_point", **(kwargs | options))
         return gym.make_vec(
             env,
             num_envs,
             vectorization_mode="sync",
             vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
-            **kwargs,
+            **(kwargs | options),
         )
     except error.DependencyNotInstalled as problem:
-        raise ConfigurationError(f"env {env} needs a package that is not installed: {problem}") from problem
+        extra = next((extra for name, extra in _EXTRAS.items() if name in str(problem).lower()), None)
+        how = f'pip install "puffer-lightning[{extra}]".' if extra else str(problem)
+        raise ConfigurationError(f"env {env} needs a package that is not installed: {how}") from problem
     except TypeError as problem:
-        raise ConfigurationError(f"env_kwargs {env_kwargs} do not fit env {env}: {problem}.") from problem
+        if not kwargs:
+            raise
+        raise ConfigurationError(f"env_kwargs {kwargs} do not fit env {env}: {problem}.") from problem
 
 
-def _find_spec(env: str) -> EnvSpec:
+def _call(
+    factory: EnvFactory, env: EnvSource, num_envs: int, kwargs: dict[str, Any], render_mode: str | None
+) -> VectorEnv[Any, Any, Any]:
+    name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+    if render_mode is not None and "render_mode" in inspect.signature(factory).parameters:
+        kwargs["render_mode"] = render_mode
+    try:
+        made = factory(num_envs, **kwargs)
+    except TypeError as problem:
+        if problem.__traceback__ and problem.__traceback__.tb_next:
+            raise  # from inside the factory, not from calling it
+        raise ConfigurationError(
+            f"env_kwargs {kwargs} do not fit env {name}, whose first argument is the number of environments: "
+            f"{problem}."
+        ) from problem
+    if not isinstance(made, VectorEnv):
+        raise ConfigurationError(
+            f"env {name} made a {type(made).__name__}: let it make a gymnasium.vector.VectorEnv, such as "
+            "SyncVectorEnv, of as many environments as its first argument says."
+        )
+    if made.num_envs != num_envs:
+        raise ConfigurationError(
+            f"env {name} made {made.num_envs} environments when told to make {num_envs}: let it make as many "
+            "as its first argument says."
+        )
+    return made
+
+
+def _find(env: EnvSource) -> EnvSpec | EnvFactory:
+    if not isinstance(env, str):
+        return env
     module, _, name = env.rpartition(":")
     try:
         if module:
@@ -79,10 +124,34 @@ def _find_spec(env: str) -> EnvSpec:
         return gym.spec(name)
     except ImportError as problem:
         raise ConfigurationError(
-            f"env {env}: the module {module} cannot be imported ({problem})."
+            f"env {env}: the module {module} cannot be imported ({problem}): install it, or add its "
+            "folder to PYTHONPATH."
         ) from problem
     except error.Error:
-        known = sorted(gym.registry)
-        closest = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(closest)}?" if closest else "see gymnasium.pprint_registry()."
+        parts = name.split(".")
+        if not module and len(parts) > 1 and all(part.isidentifier() for part in parts):
+            return _import_factory(name)
+        closest = difflib.get_close_matches(name, sorted(gym.registry), n=3, cutoff=0.5)
+        hint = (
+            f"did you mean {' or '.join(closest)}?"
+            if closest
+            else "see gymnasium.pprint_registry(), and name one of another package as module:id."
+        )
         raise ConfigurationError(f"env {env} is not a registered gymnasium id: {hint}") from None
+
+
+def _import_factory(path: str) -> EnvFactory:
+    try:
+        factory = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError) as problem:
+        raise ConfigurationError(
+            f"env {path} is neither a gymnasium id nor something that can be imported ({problem}): correct "
+            "it, or add the module's folder to PYTHONPATH."
+        ) from problem
+    if not callable(factory):
+        raise ConfigurationError(
+            f"env {path} is a {type(factory).__name__}: name a class or function that makes a "
+            "gymnasium.vector.VectorEnv."
+        )
+    made: EnvFactory = factory
+    return made

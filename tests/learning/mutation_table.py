@@ -1,4 +1,7 @@
-"""``python -m tests.learning.mutation_table``: every mutation on every environment, as a Markdown table."""
+"""Every mutation on every environment, as a Markdown table.
+
+``python -m tests.learning.mutation_table [WORD]``; with a word, only the mutations with it in their name.
+"""
 
 import sys
 
@@ -25,7 +28,7 @@ def row(name: str, scores: list[float]) -> str:
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def main() -> None:
+def main(word: str = "") -> None:
     """Print the table row by row."""
     torch.set_num_threads(1)
     names = [env.removeprefix("puffer/").removesuffix("-v0") for env, _ in COLUMNS]
@@ -34,11 +37,11 @@ def main() -> None:
     print("|---|" + "---|" * len(COLUMNS))
     print("| solved at |", " | ".join(f"{SANITY_ENVS[env].solved_at:.2f}" for env, _ in COLUMNS), "|")
     print(row("none", [score(*setting) for setting in COLUMNS]), flush=True)
-    for mutation in MUTATIONS:
+    for mutation in (mutation for mutation in MUTATIONS if word in mutation.name):
         with pytest.MonkeyPatch.context() as patch:
             mutation.apply(patch)
             print(row(mutation.name, [score(*setting) for setting in COLUMNS]), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(*sys.argv[1:])

@@ -24,5 +24,18 @@ CAUGHT = [(mutation, *setting) for mutation in MUTATIONS for setting in mutation
 def test_a_broken_ppo_does_not_solve(
     mutation: Mutation, env: str, mode: AutoresetMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = mutation.apply(monkeypatch)
+    mutation.apply(monkeypatch)
     assert score(env, mode) < SANITY_ENVS[env].solved_at
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "_"))
+def test_every_mutation_is_caught_somewhere(mutation: Mutation) -> None:
+    if mutation.caught_by:
+        return
+    path, _, name = mutation.caught_elsewhere.partition("::")
+    assert f"def {name}(" in (ROOT / path).read_text()
+
+
+def test_the_document_lists_every_mutation() -> None:
+    document = (ROOT / "docs" / "mutations.md").read_text()
+    assert [mutation.name for mutation in MUTATIONS if f"| {mutation.name} |" not in document] == []
