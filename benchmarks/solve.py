@@ -27,7 +27,7 @@ from puffer_lightning.cli import PufferCLI
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).resolve().parent / "results"
 
 
 class _Clock(Callback):
