@@ -10,7 +10,8 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from puffer_lightning.envs.sanity import SANITY_ENVS
-from tests.learning.mutations import MUTATIONS, Setting
+from tests.learning.mutations import MUTATIONS
+from tests.learning.registry import Setting
 from tests.learning.training import MODE_MATTERS, score
 
 COLUMNS: list[Setting] = [

@@ -4,11 +4,9 @@ The first argument of each mutation is the function that it stands in for.
 """
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
@@ -21,117 +19,38 @@ from puffer_lightning.ppo import learner, loss
 from puffer_lightning.rollout import Rollout
 from puffer_lightning.rollout.buffers import RolloutBuffers
 from puffer_lightning.rollout.collector import Collector
+from tests.learning.registry import MUTATIONS, Function, mutation
 
 # The package exports the function of the same name, which hides the module.
 update = importlib.import_module("puffer_lightning.ppo.update")
 
-Setting = tuple[str, AutoresetMode]
-"""An environment's id and how it resets."""
-
 NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
 EVERY_MODE = tuple(AutoresetMode)
 
-
-@dataclass(frozen=True)
-class Mutation:
-    """A broken PPO.
-
-    Attributes:
-        name: What it does, in words.
-        target: Module or class.
-        attribute: The function of it that is replaced.
-        broken: Stands in for the function, which it is given as its first argument.
-        caught_by: Settings that ``test_mutations`` asserts to fall short of ``solved_at``.
-        caught_elsewhere: The test that fails instead, as pytest names it, where no environment notices.
-    """
-
-    name: str
-    target: Any
-    attribute: str
-    broken: Callable[..., Any]
-    caught_by: tuple[Setting, ...]
-    caught_elsewhere: str
-
-    def apply(self, patch: pytest.MonkeyPatch) -> None:
-        """Replace the function until the patch is undone."""
-        original, broken = getattr(self.target, self.attribute), self.broken
-        # A plain function, so that it binds as a method where the original does.
-        patch.setattr(self.target, self.attribute, lambda *args, **kwargs: broken(original, *args, **kwargs))
-
-
-MUTATIONS: list[Mutation] = []
-
-
-def mutation(
-    target: Any,
-    attribute: str,
-    *caught_by: str,
-    modes: tuple[AutoresetMode, ...] = (NEXT_STEP,),
-    elsewhere: str = "",
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as a mutation of ``target.attribute``; see :class:`Mutation`.
-
-    Args:
-        target: Module or class.
-        attribute: The function of it that is replaced.
-        caught_by: Names of environments, without ``puffer/`` and ``-v0``.
-        modes: In which modes each of them catches it.
-        elsewhere: See ``caught_elsewhere``.
-    """
-
-    def register(broken: Callable[..., Any]) -> Callable[..., Any]:
-        name = broken.__name__.replace("_", " ")
-        settings = tuple((f"puffer/{env}-v0", mode) for env in caught_by for mode in modes)
-        MUTATIONS.append(Mutation(name, target, attribute, broken, settings, elsewhere))
-        return broken
-
-    return register
-
-
-Function = Callable[..., Any]
+__all__ = ["MUTATIONS"]
 
 
 # Advantages.
 
 
 @mutation(update, "gae", "TruncatedValue", modes=EVERY_MODE)
-def truncation_counts_as_termination(
-    gae: Function,
-    rewards: Tensor,
-    values: Tensor,
-    nexts: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    *rest: float,
-) -> Any:
-    return gae(rewards, values, nexts, terminated | truncated, truncated, *rest)
+def truncation_counts_as_termination(gae: Function, *args: Any) -> Any:
+    *values, terminated, truncated, gamma, gae_lambda = args
+    return gae(*values, terminated | truncated, truncated, gamma, gae_lambda)
 
 
 @mutation(update, "gae", "TerminatedValue")
-def termination_counts_as_truncation(
-    gae: Function,
-    rewards: Tensor,
-    values: Tensor,
-    nexts: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    *rest: float,
-) -> Any:
-    return gae(rewards, values, nexts, torch.zeros_like(terminated), terminated | truncated, *rest)
+def termination_counts_as_truncation(gae: Function, *args: Any) -> Any:
+    *values, terminated, truncated, gamma, gae_lambda = args
+    never = torch.zeros_like(terminated)
+    return gae(*values, never, terminated | truncated, gamma, gae_lambda)
 
 
 @mutation(update, "gae", "ResetStep")
-def advantages_flow_over_the_end_of_episodes(
-    gae: Function,
-    rewards: Tensor,
-    values: Tensor,
-    nexts: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    *rest: float,
-) -> Any:
+def advantages_flow_over_the_end_of_episodes(gae: Function, *args: Any) -> Any:
+    *values, nexts, terminated, _, gamma, gae_lambda = args
     never = torch.zeros_like(terminated)
-    return gae(rewards, values, nexts.masked_fill(terminated, 0.0), never, never, *rest)
+    return gae(*values, nexts.masked_fill(terminated, 0.0), never, never, gamma, gae_lambda)
 
 
 @mutation(update, "gae", "DelayedCredit", "Password")
@@ -150,9 +69,8 @@ def advantages_accumulate_over_environments(gae: Function, *args: Any) -> Any:
 
 
 @mutation(update, "gae", "TerminatedValue", "ResetStep")
-def each_step_bootstraps_from_where_it_began(
-    gae: Function, rewards: Tensor, values: Tensor, nexts: Tensor, *rest: Any
-) -> Any:
+def each_step_bootstraps_from_where_it_began(gae: Function, *args: Any) -> Any:
+    rewards, values, _, *rest = args
     return gae(rewards, values, values, *rest)
 
 
@@ -243,41 +161,41 @@ def actions_are_those_of_other_transitions(
 
 @mutation(loss, "clipped_surrogate", "Bandit")
 def policy_gradient_has_the_wrong_sign(
-    surrogate: Function, log_ratio: Tensor, advantages: Tensor, clip_coef: float
+    surrogate: Function, log_ratio: Tensor, advantages: Tensor, clip: float
 ) -> Any:
-    return surrogate(log_ratio, -advantages, clip_coef)
+    return surrogate(log_ratio, -advantages, clip)
 
 
 @mutation(loss, "clipped_surrogate", "Bandit")
-def ratio_is_upside_down(surrogate: Function, log_ratio: Tensor, advantages: Tensor, clip_coef: float) -> Any:
-    return surrogate(-log_ratio, advantages, clip_coef)
+def ratio_is_upside_down(surrogate: Function, log_ratio: Tensor, advantages: Tensor, clip: float) -> Any:
+    return surrogate(-log_ratio, advantages, clip)
 
 
 @mutation(
     loss,
     "clipped_surrogate",
-    elsewhere="tests/functional/test_losses.py::test_surrogate_by_hand_tells_mistakes_apart",
+    elsewhere="tests/ppo/test_loss.py::test_equals_the_sum_worked_out_by_hand",
 )
-def ratio_is_not_clipped(surrogate: Function, log_ratio: Tensor, advantages: Tensor, clip_coef: float) -> Any:
+def ratio_is_not_clipped(surrogate: Function, log_ratio: Tensor, advantages: Tensor, clip: float) -> Any:
     return surrogate(log_ratio, advantages, 1e9)
 
 
 @mutation(
     loss,
     "clipped_surrogate",
-    elsewhere="tests/functional/test_losses.py::test_surrogate_by_hand_tells_mistakes_apart",
+    elsewhere="tests/ppo/test_loss.py::test_equals_the_sum_worked_out_by_hand",
 )
 def ratio_is_taken_against_the_new_policy(
-    surrogate: Function, log_ratio: Tensor, advantages: Tensor, clip_coef: float
+    surrogate: Function, log_ratio: Tensor, advantages: Tensor, clip: float
 ) -> Any:
-    return surrogate(log_ratio - log_ratio.detach(), advantages, clip_coef)
+    return surrogate(log_ratio - log_ratio.detach(), advantages, clip)
 
 
 @mutation(loss, "clipped_surrogate", "Squared", "MultiDiscreteMatch")
 def clipping_takes_the_optimistic_bound(
-    surrogate: Function, log_ratio: Tensor, advantages: Tensor, clip_coef: float
+    surrogate: Function, log_ratio: Tensor, advantages: Tensor, clip: float
 ) -> Any:
-    return -surrogate(log_ratio, -advantages, clip_coef)
+    return -surrogate(log_ratio, -advantages, clip)
 
 
 @mutation(learner, "minibatch_loss", "TruncatedValue")

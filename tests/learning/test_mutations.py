@@ -9,7 +9,8 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from puffer_lightning.envs.sanity import SANITY_ENVS
-from tests.learning.mutations import MUTATIONS, Mutation
+from tests.learning.mutations import MUTATIONS
+from tests.learning.registry import Mutation
 from tests.learning.training import score
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from puffer_lightning.envs.sanity import SANITY_ENVS
-from tests.learning.mutations import Setting
+from tests.learning.registry import Setting
 from tests.learning.training import MODE_MATTERS, score
 
 SETTINGS: list[Setting] = [

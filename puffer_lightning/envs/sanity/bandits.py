@@ -17,7 +17,7 @@ class Bandit(SanityVectorEnv):
     standard deviation 0.5. Each episode terminates after its one step.
 
     Catches the coarsest faults: a policy gradient of the wrong sign, log-probabilities of other actions than
-    those taken, advantages that leak from one episode into the next.
+    those taken, advantages of other transitions.
 
     Optimal return 1.0 (arm 2). A broken PPO stays at the second-best arm's 0.5 or at chance, 0.4375.
     """
@@ -52,8 +52,8 @@ class Stochastic(SanityVectorEnv):
     With probability p of action 1 the expected return is 1 - ((p - q)² + p(1 - p)/L) / (1 - q)², which is
     largest at p* = (q - 1/(2L)) / (1 - 1/L) = 0.786 (``best_mixture``), where it is 0.643.
 
-    Catches policies that collapse: actions taken greedily while collecting, an entropy bonus of the wrong
-    sign, ratios taken against the wrong log-probabilities so that clipping never stops an update.
+    Catches policies that collapse: actions taken greedily while collecting, ratios taken against the wrong
+    log-probabilities and, with an ``ent_coef`` of about 0.5, an entropy bonus of the wrong sign.
 
     Optimal return 0.643. A deterministic policy gets at most 0, the uniform one -0.5. ``solved_at`` is about
     the sampling policy; the greedy action of a perfect policy scores 0.

@@ -17,8 +17,7 @@ class Password(SanityVectorEnv):
     bit. The fifth step terminates the episode and pays 1 if every bit was right; nothing else pays.
 
     Catches lost exploration: one chance in 32 must be tried often enough and then be remembered, which a
-    policy that acts greedily, loses its entropy early or takes the entropy bonus with the wrong sign does
-    not do.
+    policy that acts greedily or loses its entropy before the first success does not do.
 
     Optimal return 1. A policy that collapses before it finds the password stays at 0, chance is 1/32.
     """

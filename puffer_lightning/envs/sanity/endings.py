@@ -77,7 +77,8 @@ class TerminatedValue(SanityVectorEnv):
     and *terminated*, with the goal as final observation. At the goal every action pays 1 and terminates.
 
     Walking from the start is worth γ² and jumping 0.5, so for γ > 0.71 a right PPO walks. One that bootstraps
-    through death, treating termination as truncation, believes that jumping is worth 0.5 + γ, and jumps.
+    through death, treating termination as truncation, believes that jumping is worth 0.5 + γ, and jumps. In
+    NEXT_STEP mode, that is: elsewhere nobody values the final observation of a terminated episode.
 
     Optimal return 1. Who jumps gets 0.5, chance is 0.625.
     """
