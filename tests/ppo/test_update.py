@@ -153,6 +153,15 @@ def test_gradients_are_clipped_to_the_norm() -> None:
     assert clipped_metrics["grad_norm"] == pytest.approx(norm), "as it was before clipping"
 
 
+def test_no_gradient_is_left_over_from_the_minibatch_before() -> None:
+    once, thrice = (
+        train(PPOConfig(update_epochs=epochs, num_minibatches=1, max_grad_norm=math.inf), learning_rate=0.0)
+        for epochs in (1, 3)
+    )
+    # Weights that do not move have the same gradient at every pass.
+    assert thrice[1]["grad_norm"] == pytest.approx(once[1]["grad_norm"])
+
+
 def test_gradients_are_clipped_once_a_minibatch() -> None:
     config = PPOConfig(update_epochs=1, num_minibatches=2, accumulate_grad_batches=4, max_grad_norm=0.3)
     norms: list[float] = []
