@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 
 import torch
 import yaml
-from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from typing_extensions import override
 
 from puffer_lightning.callbacks import Checkpoint, EpisodeWriter, EvaluationReport, Progress, Video
@@ -58,14 +58,20 @@ def _one_sentence(message: str, parser: LightningArgumentParser) -> str:
         return (
             f"{option}: {owner[1]} has no option {refused[1]}; {option}.help {owner[1]} lists those it has."
         )
+    if owner and (missing := re.search(r"arguments are required: (.+)", message)):
+        return f"{option}: {owner[1]} needs {missing[1]}."
     given = re.findall(r"(?:Given|Got) value: (.+?)(?:\. Got value.*)?$", message, re.MULTILINE)
-    if keys:
-        message = message[keys[-1].end() :]
-    reasons = re.findall(r"^\s*- (Expected .+?)(?:\. Got value.*)?$", message, re.MULTILINE)
-    if len(keys) == 1 and reasons:
-        message = "; or ".join(dict.fromkeys(reasons)) + (f" (given: {given[-1]})" if given else "")
-    elif len(keys) > 1:
-        message = message.strip().partition("\n")[0].partition(". Got value: Namespace")[0]
+    message = message[keys[-1].end() :].strip() if keys else message
+    message = re.sub(r"Type .+ expects a function or a callable class: |(?<=:)\n\s+(?!-|\s)", " ", message)
+    # Not the parser's own words on what it tried, nor its list of how a class may be given.
+    pattern = r"- *((?!Does not validate|Expected a path|Not a valid|an? )\S.+?)(?:\. Got value.*)?$"
+    reasons = dict.fromkeys(re.findall(pattern, message, re.MULTILINE))
+    if keys and message.startswith("Expected"):
+        message = message.partition("\n")[0].partition(". Got value: Namespace")[0]
+    elif telling := [reason for reason in reasons if not reason.startswith("Expected")]:
+        message = "; or ".join(telling)
+    elif reasons:
+        message = "; or ".join(reasons) + (f" (given: {given[-1]})" if given else "")
     message = re.sub(r"<class '([\w.]+)'>|typing\.(?=Literal)", r"\1", " ".join(message.split()))
     return f"{option}: {message}" if keys else message
 
@@ -98,23 +104,21 @@ class _NamedByClassPath(RolloutDataModule):
 
 
 class _SaveConfig(SaveConfigCallback):
-    """Saves the configuration with the metrics: in the logger's folder or, without one, as its parameters.
+    """Saves the configuration with the metrics: in the logger's folder or, if it has none, as its parameters.
 
-    Lightning writes ``config.yaml`` to the working directory for loggers without a folder and where there is
-    no logger, and at the second run refuses to.
+    Where there is no logger, or one without a folder, Lightning writes ``config.yaml`` to the working
+    directory, over what the user may have there.
     """
 
-    def __init__(self, parser: LightningArgumentParser, config: Namespace, **options: Any) -> None:
-        super().__init__(parser, config, **(options | {"save_to_log_dir": False}))
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.save_to_log_dir = isinstance(trainer.logger, CSVLogger | TensorBoardLogger)
+        super().setup(trainer, pl_module, stage)
 
     @override
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        for logger in trainer.loggers:
-            if folder := logger.log_dir:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-                self.parser.save(self.config, Path(folder, "config.yaml"), skip_none=False, overwrite=True)
-            else:
-                logger.log_hyperparams(yaml.safe_load(self.parser.dump(self.config, skip_none=False)))
+        if trainer.logger is not None and not self.save_to_log_dir:
+            trainer.logger.log_hyperparams(yaml.safe_load(self.parser.dump(self.config)))
 
 
 class PufferCLI(LightningCLI):
@@ -128,6 +132,7 @@ class PufferCLI(LightningCLI):
             PPO,
             _NamedByClassPath,
             save_config_callback=_SaveConfig,
+            save_config_kwargs={"overwrite": True},
             trainer_defaults=_TRAINER_DEFAULTS,
             seed_everything_default=1,
             auto_configure_optimizers=False,
@@ -161,18 +166,22 @@ class PufferCLI(LightningCLI):
 
     @override
     def _parse_ckpt_path(self) -> None:
-        """Refuse what is no checkpoint, and let the command line win, which with Lightning the checkpoint does."""
-        if path := self._get(self.config, "ckpt_path"):
-            _check_checkpoint(path)
+        """Leave the configuration as it is: Lightning would let the checkpoint win over the command line."""
 
     @override
     def instantiate_classes(self) -> None:
+        if path := self._get(self.config, "ckpt_path"):
+            _check_checkpoint(path)
         try:
             super().instantiate_classes()
-        except ModuleNotFoundError as problem:
-            extra = next((extra for extra in ("wandb", "tensorboard") if extra in str(problem)), None)
-            how = f'pip install "puffer-lightning[{extra}]".' if extra else str(problem)
-            raise ConfigurationError(f"A package is missing: {how}") from problem
+        except ConfigurationError:
+            raise
+        except (ModuleNotFoundError, ValueError) as problem:
+            message = _one_sentence(str(problem), self.parser)
+            for extra in ("wandb", "tensorboard"):
+                if re.search(rf"Requirement '{extra}\b.*not met", str(problem)):
+                    message = f'trainer.logger needs a package: pip install "puffer-lightning[{extra}]".'
+            raise ConfigurationError(message) from problem
 
     @override
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
@@ -218,7 +227,7 @@ def find_configs(args: Sequence[str]) -> list[str]:
         args: A command line.
 
     Raises:
-        ConfigurationError: There is neither; the message lists what is shipped.
+        ConfigurationError: There is neither, the message lists what is shipped; or it is not YAML.
     """
     found: list[str] = []
     for previous, arg in zip(["", *args], args, strict=False):
@@ -240,15 +249,19 @@ def shipped_configs() -> Path:
 
 
 def _find_config(name: str) -> str:
-    if Path(name).is_file():
-        return name
-    shipped = shipped_configs() / name
-    if shipped.is_file():
-        return str(shipped)
-    names = ", ".join(sorted(path.name for path in shipped_configs().glob("*.yaml")))
-    raise ConfigurationError(
-        f"--config {name} is neither a file nor a shipped configuration; these are: {names}."
-    )
+    path = Path(name) if Path(name).is_file() else shipped_configs() / name
+    if not path.is_file():
+        names = ", ".join(sorted(path.name for path in shipped_configs().glob("*.yaml")))
+        raise ConfigurationError(
+            f"--config {name} is neither a file nor a shipped configuration; these are: {names}."
+        )
+    try:
+        options, problem = yaml.safe_load(path.read_text(encoding="utf-8")), ""
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        options, problem = None, f" ({' '.join(str(error).split())})"
+    if not isinstance(options, dict):
+        raise ConfigurationError(f"--config {name} is not YAML of options and their values{problem}.")
+    return str(path)
 
 
 def _check_checkpoint(path: str) -> None:
@@ -261,11 +274,13 @@ def _check_checkpoint(path: str) -> None:
     if not Path(path).is_file():
         raise ConfigurationError(f"ckpt_path {path} does not exist: give the path of a checkpoint.")
     try:
-        torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (EOFError, RuntimeError, UnpicklingError) as problem:
+        loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except (EOFError, RuntimeError, UnpicklingError):
+        loaded = {}
+    if not isinstance(loaded, dict) or "pytorch-lightning_version" not in loaded:
         raise ConfigurationError(
-            f"ckpt_path {path} is not a checkpoint, or not a whole one: give the path of a checkpoint."
-        ) from problem
+            f"ckpt_path {path} is not a checkpoint, or not a whole one: give the path of one that fit wrote."
+        )
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -93,8 +93,18 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def training_env(self) -> VectorEnv[Any, Any, Any]:
-        """The environments of the rollouts, made when first asked for."""
-        return self._environment("train", self.num_envs)
+        """The environments of the rollouts, made when first asked for.
+
+        Raises:
+            ConfigurationError: They cannot be made, or are not as many as asked for.
+        """
+        env = self._environment("train", self.num_envs)
+        if env.num_envs != self.num_envs:
+            raise ConfigurationError(
+                f"env made {env.num_envs} environments when told to make num_envs {self.num_envs}: let it "
+                "make as many as its first argument says."
+            )
+        return env
 
     @property
     def evaluation_env(self) -> VectorEnv[Any, Any, Any]:

@@ -19,9 +19,6 @@ EnvFactory = Callable[..., VectorEnv]
 EnvSource = str | EnvFactory
 """A gymnasium id (``module:Name-v0`` imports the module first), a factory, or a factory's dotted path."""
 
-# What the environments of gymnasium itself may lack, and the extra of this package that has it.
-_EXTRAS = {"box2d": "box2d", "pygame": "video"}
-
 
 def check_env(env: EnvSource) -> None:
     """Refuse a name that stands for nothing, without making the environment.
@@ -77,8 +74,8 @@ def _make_registered(
             **(kwargs | options),
         )
     except error.DependencyNotInstalled as problem:
-        extra = next((extra for name, extra in _EXTRAS.items() if name in str(problem).lower()), None)
-        how = f'pip install "puffer-lightning[{extra}]".' if extra else str(problem)
+        ours = "box2d" in str(problem).lower()
+        how = 'pip install "puffer-lightning[box2d]".' if ours else str(problem)
         raise ConfigurationError(f"env {env} needs a package that is not installed: {how}") from problem
     except TypeError as problem:
         if not kwargs:
@@ -105,11 +102,6 @@ def _call(
         raise ConfigurationError(
             f"env {name} made a {type(made).__name__}: let it make a gymnasium.vector.VectorEnv, such as "
             "SyncVectorEnv, of as many environments as its first argument says."
-        )
-    if made.num_envs != num_envs:
-        raise ConfigurationError(
-            f"env {name} made {made.num_envs} environments when told to make {num_envs}: let it make as many "
-            "as its first argument says."
         )
     return made
 
