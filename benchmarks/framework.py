@@ -4,7 +4,8 @@
 
 Both sides train the same configuration from the same seed to the same weights, in turn, on one thread: the
 Trainer with its logger, progress display and checkpoints but without evaluations, the bare loop with nothing
-but the collector and the update. Prints environment steps per second of each, and the median ratio of the times.
+but the collector and the update. Prints environment steps per second of each, and the median ratio of the
+times.
 """
 
 import argparse

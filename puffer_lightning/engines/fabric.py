@@ -30,10 +30,11 @@ def iterations(fabric: Fabric, model: PPO, data: RolloutDataModule) -> Iterator[
         ConfigurationError: The coefficients do not fit the rollout, or the policy the spaces.
     """
     model.build(data)
+    model.policy.to(fabric.device)
+    learner = model.start()
     optimizer, scheduler = model.make_optimizer(data)
     policy, fabric_optimizer = fabric.setup(model.policy, optimizer)
     policy.mark_forward_method("evaluate")
-    learner = model.start()
     while learner.env_steps < data.total_timesteps:
         metrics = learner.learn(
             data.collect(model.policy, learner.act),

@@ -3,25 +3,32 @@
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 import torch
 from gymnasium import Space
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
-from torch.optim import LBFGS, Adam, Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils._pytree import tree_leaves
 from torchmetrics import CatMetric
 from typing_extensions import override
 
 from puffer_lightning.distributed import derive_seed, no_sync
+from puffer_lightning.engines.checkpoints import check_same_policy
 from puffer_lightning.engines.datamodule import RolloutDataModule
+from puffer_lightning.engines.optimizers import (
+    Schedule,
+    apply_options,
+    check_schedule,
+    make_optimizer,
+    make_scheduler,
+    options_of,
+)
 from puffer_lightning.engines.steps import backward_and_optimizer
 from puffer_lightning.errors import ConfigurationError
-from puffer_lightning.functional import SCHEDULES, warm_up
 from puffer_lightning.policies import Policy, make_policy
 from puffer_lightning.ppo import Learner, PPOConfig
 from puffer_lightning.rollout import Episodes, Rollout
@@ -62,7 +69,7 @@ class PPO(L.LightningModule):
         self,
         policy: Callable[[Space[Any], Space[Any]], Policy] | None = None,
         optimizer: OptimizerCallable = lambda params: Adam(params, lr=2.5e-3, eps=1e-5, fused=True),
-        lr_schedule: Literal["constant", "linear", "cosine"] | LRSchedulerCallable = "linear",
+        lr_schedule: Schedule = "linear",
         warm_up_share: float = 0.0,
         compile: bool = False,
         **coefficients: Any,
@@ -71,17 +78,7 @@ class PPO(L.LightningModule):
         self.automatic_optimization = False
         self.config = PPOConfig(**coefficients)
         self.config.check()
-        if not 0 <= warm_up_share < 1:
-            raise ConfigurationError(f"warm_up_share is {warm_up_share}: set it to 0 or more, and below 1.")
-        if isinstance(lr_schedule, str) and lr_schedule not in SCHEDULES:
-            raise ConfigurationError(
-                f"lr_schedule is {lr_schedule}: set it to {', '.join(SCHEDULES)} or a torch scheduler."
-            )
-        if warm_up_share and not isinstance(lr_schedule, str):
-            raise ConfigurationError(
-                f"warm_up_share {warm_up_share} does not go with a torch scheduler as lr_schedule: leave one "
-                "of them out."
-            )
+        check_schedule(lr_schedule, warm_up_share)
         self._make_policy = policy or make_policy
         self._make_optimizer = optimizer
         self._lr_schedule = lr_schedule
@@ -117,31 +114,12 @@ class PPO(L.LightningModule):
         Raises:
             ConfigurationError: One of them cannot be made, or would need more than PPO gives it.
         """
-        try:
-            optimizer = self._make_optimizer(self.policy.parameters())
-        except (TypeError, ValueError) as problem:
-            raise ConfigurationError(f"optimizer cannot be made, correct its options: {problem}") from problem
-        if isinstance(optimizer, LBFGS):
-            raise ConfigurationError("optimizer LBFGS needs a closure: choose another torch optimizer.")
-        if not isinstance(self._lr_schedule, str):
-            try:
-                scheduler = self._lr_schedule(optimizer)
-            except (TypeError, ValueError) as problem:
-                raise ConfigurationError(
-                    f"lr_schedule cannot be made, correct its options: {problem}"
-                ) from problem
-            if isinstance(scheduler, ReduceLROnPlateau):
-                raise ConfigurationError(
-                    "lr_schedule ReduceLROnPlateau needs a metric: choose another torch scheduler."
-                )
-            return optimizer, scheduler
-        schedule, share, total = SCHEDULES[self._lr_schedule], self._warm_up_share, data.total_timesteps
+        optimizer = make_optimizer(self._make_optimizer, self.policy.parameters())
 
-        def multiplier(_: int) -> float:
-            done = self.learner.env_steps if hasattr(self, "learner") else 0
-            return schedule(done / total) * warm_up(done / total, share)
+        def progress() -> float:
+            return self.env_steps / data.total_timesteps
 
-        return optimizer, LambdaLR(optimizer, multiplier)
+        return optimizer, make_scheduler(self._lr_schedule, self._warm_up_share, optimizer, progress)
 
     def start(self) -> Learner:
         """Make the learner, once the policy is on its device; a checkpoint's counters carry over."""
@@ -172,8 +150,11 @@ class PPO(L.LightningModule):
     @override
     def setup(self, stage: str) -> None:
         if stage == "fit":
-            # Not what an earlier validation loaded.
+            # Not what an earlier validation loaded, nor an earlier run: a Trainer that has trained already
+            # and may now train longer goes on, a new one starts to count.
             self._saved = None
+            if not self.trainer.current_epoch and hasattr(self, "learner"):
+                del self.learner
             self._limit_iterations()
 
     @override
@@ -200,29 +181,19 @@ class PPO(L.LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         optimizer, scheduler = self.make_optimizer(self._data)
-        self._options = [
-            {name: option for name, option in group.items() if name != "params"}
-            for group in optimizer.param_groups
-        ]
+        self._options = options_of(optimizer)
         return [optimizer], [scheduler]
 
     @override
     def on_train_start(self) -> None:
-        resumed = self._saved is not None
-        # A Trainer that has trained already and may now train longer goes on; a new one starts to count.
-        if resumed or not self.trainer.current_epoch:
+        if self._saved is not None:
             self.start()
-        if resumed and isinstance(self._lr_schedule, str):
-            self._apply_options()
-
-    def _apply_options(self) -> None:
-        """Let the options of the optimizer as it was made win over the checkpoint's."""
-        optimizer, scheduler = self.trainer.optimizers[0], self.lr_schedulers()
-        assert isinstance(scheduler, LambdaLR)
-        for group, options in zip(optimizer.param_groups, self._options, strict=True):
-            group.update(options)
-            group["lr"] = group["initial_lr"] * scheduler.lr_lambdas[0](0)
-        scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+            optimizer, scheduler = self.trainer.optimizers[0], self.lr_schedulers()
+            if isinstance(self._lr_schedule, str):
+                assert isinstance(scheduler, LambdaLR)
+                apply_options(optimizer, scheduler, self._options)
+        elif not hasattr(self, "learner"):
+            self.start()
 
     @override
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
@@ -321,26 +292,3 @@ class PPO(L.LightningModule):
                 "PPO collects its own data: give the Trainer datamodule=RolloutDataModule(...)."
             )
         return data
-
-
-def check_same_policy(policy: Policy, state_dict: dict[str, Tensor]) -> None:
-    """Refuse weights of another network.
-
-    Args:
-        policy: The network to load into.
-        state_dict: A PPO module's, with the policy's entries under ``policy.``.
-
-    Raises:
-        ConfigurationError: The first entry that is missing, left over or of another shape.
-    """
-    saved = {
-        key[len("policy.") :]: tensor.shape for key, tensor in state_dict.items() if key.startswith("policy.")
-    }
-    wanted = {key: tensor.shape for key, tensor in policy.state_dict().items()}
-    for key in sorted(saved.keys() | wanted.keys()):
-        if saved.get(key) != wanted.get(key):
-            here, there = (str(tuple(of[key])) if key in of else "none" for of in (wanted, saved))
-            raise ConfigurationError(
-                f"ckpt_path holds another policy: {key} is {there} in the checkpoint and {here} in this run; "
-                "use the model.policy and data.env it was trained with."
-            )

@@ -8,6 +8,7 @@ of the action layer matters.
 import math
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from puffer_lightning.errors import ConfigurationError
@@ -33,7 +34,10 @@ def orthogonal(layer: Layer, gain: float = HIDDEN_GAIN) -> Layer:
         The same layer.
     """
     assert layer.bias is not None
-    nn.init.orthogonal_(layer.weight, gain)
+    # In float32, since the decomposition knows no half precision, which the policy may be made in.
+    weight = torch.empty_like(layer.weight, dtype=torch.float32)
+    with torch.no_grad():
+        layer.weight.copy_(nn.init.orthogonal_(weight, gain))
     nn.init.zeros_(layer.bias)
     return layer
 
