@@ -194,18 +194,18 @@ class PPO(L.LightningModule):
                 apply_options(optimizer, scheduler, self._options)
         elif not hasattr(self, "learner"):
             self.start()
+        self._backward, self._optimizer = backward_and_optimizer(self)
 
     @override
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
         """Run the whole update on a rollout, under manual optimization."""
-        backward, optimizer = backward_and_optimizer(self)
         scheduler = self.lr_schedulers()
         assert isinstance(scheduler, LRScheduler)
         assert self.trainer.strategy.model is not None
         metrics = self.learner.learn(
             rollout,
-            optimizer,
-            backward=backward,
+            self._optimizer,
+            backward=self._backward,
             no_sync=partial(no_sync, self.trainer.strategy.model),
         )
         scheduler.step()
