@@ -18,7 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from typing_extensions import override
 
-from puffer_lightning.callbacks import Checkpoint, EpisodeWriter, EvaluationReport, Progress, Video
+from puffer_lightning.callbacks import Checkpoint, EpisodeWriter, EvaluationReport, Progress, Threads, Video
 from puffer_lightning.engines import PPO, RolloutDataModule
 from puffer_lightning.errors import ConfigurationError
 
@@ -194,7 +194,7 @@ class PufferCLI(LightningCLI):
             callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
         asked_for = config["callbacks"] or []
         asked_for = asked_for if isinstance(asked_for, list) else [asked_for]
-        ours: list[Callback] = [EvaluationReport()]
+        ours: list[Callback] = [EvaluationReport(), Threads()]
         if config["enable_progress_bar"] is not False and not any(
             isinstance(c, ProgressBar) for c in asked_for
         ):

@@ -1,9 +1,10 @@
-"""Lightning callbacks: progress display, evaluation report, films, recorded episodes, checkpoints."""
+"""Lightning callbacks: progress, evaluation report, films, recorded episodes, checkpoints, threads."""
 
 from puffer_lightning.callbacks.checkpoint import Checkpoint
 from puffer_lightning.callbacks.episodes import EpisodeWriter
 from puffer_lightning.callbacks.evaluation import EvaluationReport
 from puffer_lightning.callbacks.progress import Progress
+from puffer_lightning.callbacks.threads import Threads
 from puffer_lightning.callbacks.video import Video
 
-__all__ = ["Checkpoint", "EpisodeWriter", "EvaluationReport", "Progress", "Video"]
+__all__ = ["Checkpoint", "EpisodeWriter", "EvaluationReport", "Progress", "Threads", "Video"]

@@ -7,16 +7,19 @@ from lightning.pytorch import Callback, Trainer
 from puffer_lightning.envs import EnvSource
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy
+from puffer_lightning.ppo import PPOConfig
 
 
 class PPOModule(Protocol):
     """The part of ``puffer_lightning.engines.PPO`` that callbacks use.
 
     Attributes:
+        config: The coefficients.
         policy: The network, once the trainer has configured the model.
         env_steps: Environment steps trained on so far, over all ranks.
     """
 
+    config: PPOConfig
     policy: Policy
 
     @property
@@ -29,6 +32,8 @@ class RolloutData(Protocol):
 
     env: EnvSource
     env_kwargs: dict[str, Any] | None
+    num_envs: int
+    horizon: int
     total_timesteps: int
     eval_episodes: int
     eval_greedy: bool
