@@ -1,26 +1,45 @@
 """The memory a rollout is written to, step by step."""
 
-from typing import Any
+import warnings
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from puffer_lightning.policies import Action, Policy
+from puffer_lightning.policies import Action, Policy, State
 from puffer_lightning.rollout.rollout import Rollout
 from puffer_lightning.rollout.stepper import Step
 
+_STEP = ("rewards", "terminated", "truncated", "valid")
 
-class RolloutBuffers:
+
+class CutOff(NamedTuple):
+    """The K truncated steps of a rollout whose final observations are in none of its rows.
+
+    Attributes:
+        times: [K] int64, step of each.
+        rows: [K] int64, environment of each.
+        observations: Pytree of tensors [K, ...], the final observations.
+        state: Pytree of tensors [K, ...], the policy's state when it comes to see them.
+    """
+
+    times: Tensor
+    rows: Tensor
+    observations: Any
+    state: State
+
+
+class RolloutBuffers(ABC):
     """Allocated once, overwritten by each rollout.
 
-    What the environments return is written to host memory, what the policy returns to the device. On the
-    CPU the two are the same memory; for a GPU the host side is pinned, observations follow step by step and
-    the rest at the end, none of it waited for.
+    What the policy returns is written to the device; where the environments' side is written to, the
+    subclasses decide.
 
     Args:
-        observations: A batch of observations [N, ...] (pytree of arrays), for shapes and dtypes.
+        observations: A batch of observations [N, ...] (pytree of arrays or tensors), for shapes and dtypes.
         policy: Its head gives the shapes of actions and noise.
         horizon: T.
         device: Where the rollout shall be.
@@ -30,52 +49,35 @@ class RolloutBuffers:
         head = policy.head
         steps = (horizon, tree_leaves(observations)[0].shape[0])
 
-        def on_host(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
-
-        def on_device(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        host_observations = tree_map(
-            lambda leaf: on_host((horizon, *leaf.shape), torch.as_tensor(leaf[:0]).dtype), observations
-        )
-        self._host = {"rewards": on_host(steps, torch.float32)} | {
-            name: on_host(steps, torch.bool) for name in ("terminated", "truncated", "valid")
-        }
-        self.noise = on_device(*steps, head.noise_size)
+        self.device = device
+        self.noise = zeros(*steps, head.noise_size)
         self.rollout = Rollout(
-            observations=tree_map(lambda leaf: leaf.to(device), host_observations),
-            actions=on_device(*steps, *head.action_shape, dtype=head.action_dtype),
-            log_probs=on_device(*steps),
-            values=on_device(*steps),
-            next_values=on_device(*steps),
-            rewards=self._host["rewards"].to(device),
-            terminated=self._host["terminated"].to(device),
-            truncated=self._host["truncated"].to(device),
-            valid=self._host["valid"].to(device),
+            observations=tree_map(
+                lambda leaf: zeros(horizon, *leaf.shape, dtype=torch.as_tensor(leaf[:0]).dtype), observations
+            ),
+            actions=zeros(*steps, *head.action_shape, dtype=head.action_dtype),
+            log_probs=zeros(*steps),
+            values=zeros(*steps),
+            next_values=zeros(*steps),
+            rewards=zeros(*steps),
+            terminated=zeros(*steps, dtype=torch.bool),
+            truncated=zeros(*steps, dtype=torch.bool),
+            valid=zeros(*steps, dtype=torch.bool),
         )
-        self._copies = device.type != "cpu"
         # Looked up once: finding a row of a tensor costs as much as writing it.
-        self._host_rows = [leaf.unbind() for leaf in tree_leaves(host_observations)]
-        self._host_arrays = [leaf.numpy() for leaf in tree_leaves(host_observations)]
-        self._device_rows = [leaf.unbind() for leaf in tree_leaves(self.rollout.observations)]
+        self._leaf_rows = [leaf.unbind() for leaf in tree_leaves(self.rollout.observations)]
         self._rows = [tree_map(lambda leaf, t=t: leaf[t], self.rollout.observations) for t in range(horizon)]
         self._noise_rows = self.noise.unbind()
         self._action_rows = self.rollout.actions.unbind()
         self._log_prob_rows = self.rollout.log_probs.unbind()
         self._value_rows = self.rollout.values.unbind()
-        self._rewards, self._terminated, self._truncated, self._valid = (
-            buffer.numpy() for buffer in self._host.values()
-        )
 
+    @abstractmethod
     def write_observations(self, t: int, observations: Any) -> tuple[Any, Tensor]:
         """Store the observations of step t; returns them, and the step's noise, on the device."""
-        for array, leaf in zip(self._host_arrays, tree_leaves(observations), strict=True):
-            np.copyto(array[t], leaf)
-        if self._copies:
-            for device_rows, host_rows in zip(self._device_rows, self._host_rows, strict=True):
-                device_rows[t].copy_(host_rows[t], non_blocking=True)
-        return self._rows[t], self._noise_rows[t]
 
     def write_action(self, t: int, action: Action) -> None:
         """Store what the policy decided at step t."""
@@ -83,12 +85,70 @@ class RolloutBuffers:
         self._log_prob_rows[t].copy_(action.log_probs)
         self._value_rows[t].copy_(action.values)
 
-    def write_step(self, t: int, step: Step) -> None:
-        """Store what the environments returned for step t."""
+    @abstractmethod
+    def write_step(self, t: int, step: Step, state: State = ()) -> None:
+        """Store what the environments returned for step t, after which the policy's state was ``state``."""
+
+    @abstractmethod
+    def flush(self) -> dict[str, Tensor]:
+        """Complete the rollout; returns rewards, terminated, truncated and valid [T, N], as written."""
+
+    @abstractmethod
+    def cut_off(self) -> CutOff | None:
+        """The truncated steps whose final observations the environments replaced, on the device.
+
+        Not for NEXT_STEP environments, which replace none. Where the environments did not hand over what
+        they replaced, a warning says so.
+        """
+
+    @abstractmethod
+    def on_device(self, observations: Any) -> Any:
+        """A copy on the device of observations that no step has acted on."""
+
+
+class HostBuffers(RolloutBuffers):
+    """For environments that return NumPy arrays.
+
+    What they return is written to host memory. On the CPU that is the rollout's own; for a GPU it is pinned,
+    observations follow step by step and the rest at the end, none of it waited for. Arguments as of
+    :class:`RolloutBuffers`.
+    """
+
+    def __init__(self, observations: Any, policy: Policy, horizon: int, device: torch.device) -> None:
+        super().__init__(observations, policy, horizon, device)
+        self._copies = device.type != "cpu"
+
+        def on_host(tensor: Tensor) -> Tensor:
+            if not self._copies:
+                return tensor
+            return torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=device.type == "cuda")
+
+        leaves = [on_host(leaf) for leaf in tree_leaves(self.rollout.observations)]
+        self._host = {name: on_host(getattr(self.rollout, name)) for name in _STEP}
+        self._host_rows = [leaf.unbind() for leaf in leaves]
+        self._host_arrays = [leaf.numpy() for leaf in leaves]
+        self._rewards, self._terminated, self._truncated, self._valid = (
+            buffer.numpy() for buffer in self._host.values()
+        )
+        self._cut_off: list[tuple[int, Step, State]] = []
+
+    def write_observations(self, t: int, observations: Any) -> tuple[Any, Tensor]:
+        """Store the observations of step t; returns them, and the step's noise, on the device."""
+        for array, leaf in zip(self._host_arrays, tree_leaves(observations), strict=True):
+            np.copyto(array[t], leaf)
+        if self._copies:
+            for device_rows, host_rows in zip(self._leaf_rows, self._host_rows, strict=True):
+                device_rows[t].copy_(host_rows[t], non_blocking=True)
+        return self._rows[t], self._noise_rows[t]
+
+    def write_step(self, t: int, step: Step, state: State = ()) -> None:
+        """Store what the environments returned for step t, after which the policy's state was ``state``."""
         self._rewards[t] = step.rewards
         self._terminated[t] = step.terminated
         self._truncated[t] = step.truncated
         self._valid[t] = step.valid
+        if step.final_rows.size:
+            self._cut_off.append((t, step, state))
 
     def flush(self) -> dict[str, Tensor]:
         """Send what is still on the host alone to the device; returns the host's side of it by name."""
@@ -96,3 +156,94 @@ class RolloutBuffers:
             for name, buffer in self._host.items():
                 getattr(self.rollout, name).copy_(buffer, non_blocking=True)
         return self._host
+
+    def cut_off(self) -> CutOff | None:
+        """The truncated steps whose final observations the environments replaced, on the device."""
+        found = [entry for entry in self._cut_off if entry[1].final_observations is not None]
+        if len(found) < len(self._cut_off):
+            _warn_of_lost_observations()
+        self._cut_off = []
+        if not found:
+            return None
+        times = np.concatenate([np.full(step.final_rows.shape, t) for t, step, _ in found])
+        rows = np.concatenate([step.final_rows for _, step, _ in found])
+        index = torch.from_numpy(np.stack((times, rows))).to(self.device)
+        observations = tree_map(
+            lambda *parts: torch.from_numpy(np.concatenate(parts)).to(self.device),
+            *(step.final_observations for _, step, _ in found),
+        )
+        at = [torch.from_numpy(step.final_rows).to(self.device) for _, step, _ in found]
+        states = [
+            tree_map(lambda leaf, rows=rows: leaf[rows], state)
+            for rows, (_, _, state) in zip(at, found, strict=True)
+        ]
+        return CutOff(index[0], index[1], observations, tree_map(lambda *parts: torch.cat(parts), *states))
+
+    def on_device(self, observations: Any) -> Any:
+        """A copy on the device of observations that no step has acted on."""
+        return tree_map(lambda leaf: torch.from_numpy(np.array(leaf)).to(self.device), observations)
+
+
+class DeviceBuffers(RolloutBuffers):
+    """For environments that return tensors: all is written to the rollout itself, and nothing waited for.
+
+    Which steps were truncated is asked once, after the rollout. Until then the final observations of all rows
+    are kept, in memory as large as the rollout's observations, if the environments hand over any. Arguments
+    as of :class:`RolloutBuffers`.
+    """
+
+    def __init__(self, observations: Any, policy: Policy, horizon: int, device: torch.device) -> None:
+        super().__init__(observations, policy, horizon, device)
+        self._step_rows = [getattr(self.rollout, name).unbind() for name in _STEP]
+        self._final: Any = None
+        self._has_final = [False] * horizon
+        self._states: list[State] = [()] * horizon
+
+    def write_observations(self, t: int, observations: Any) -> tuple[Any, Tensor]:
+        """Store the observations of step t; returns them, and the step's noise, on the device."""
+        for rows, leaf in zip(self._leaf_rows, tree_leaves(observations), strict=True):
+            rows[t].copy_(leaf, non_blocking=True)
+        return self._rows[t], self._noise_rows[t]
+
+    def write_step(self, t: int, step: Step, state: State = ()) -> None:
+        """Store what the environments returned for step t, after which the policy's state was ``state``."""
+        for rows, name in zip(self._step_rows, _STEP, strict=True):
+            rows[t].copy_(getattr(step, name), non_blocking=True)
+        self._has_final[t] = step.final_observations is not None
+        self._states[t] = state
+        if self._has_final[t]:
+            if self._final is None:
+                self._final = tree_map(torch.zeros_like, self.rollout.observations)
+            tree_map(lambda buffer, leaf: buffer[t].copy_(leaf), self._final, step.final_observations)
+
+    def flush(self) -> dict[str, Tensor]:
+        """Rewards, terminated, truncated and valid [T, N] on the device, where all of it is already."""
+        return {name: getattr(self.rollout, name) for name in _STEP}
+
+    def cut_off(self) -> CutOff | None:
+        """The truncated steps whose final observations the environments replaced, on the device."""
+        cut = self.rollout.truncated & ~self.rollout.terminated
+        known = torch.tensor(self._has_final, device=self.device).unsqueeze(1)
+        if not all(self._has_final) and (cut & ~known).any():
+            _warn_of_lost_observations()
+        if not any(self._has_final):
+            return None
+        times, rows = (cut & known).nonzero(as_tuple=True)
+        return CutOff(
+            times,
+            rows,
+            tree_map(lambda leaf: leaf[times, rows], self._final),
+            tree_map(lambda *leaves: torch.stack(leaves)[times, rows], *self._states),
+        )
+
+    def on_device(self, observations: Any) -> Any:
+        """A copy on the device of observations that no step has acted on."""
+        return tree_map(lambda leaf: leaf.to(self.device, copy=True), observations)
+
+
+def _warn_of_lost_observations() -> None:
+    warnings.warn(
+        'The environment truncates episodes without infos["final_obs"]: such a step bootstraps from the '
+        "value of the observation that it was taken at, since that of the one it led to cannot be known.",
+        stacklevel=2,
+    )

@@ -2,16 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from puffer_lightning.policies import Policy
-from puffer_lightning.rollout.stepper import Stepper
+from puffer_lightning.rollout.stepper import DeviceStepper, make_stepper
+
+# Device-resident environments are asked this often whether all episodes have ended.
+_STEPS_WITHOUT_WAITING = 32
 
 
 @dataclass
@@ -78,46 +83,83 @@ def play(
     num_envs, head = env.num_envs, policy.head
     generator = torch.Generator(device).manual_seed(seed)
     noise = torch.zeros(num_envs, head.noise_size, device=device)
-    first_episode = np.arange(num_envs)
+    stepper = make_stepper(env, seed)
+    first_episode = torch.arange(num_envs, device=stepper.device)
     dealt = (num_episodes - first_episode + num_envs - 1) // num_envs
-    played = np.zeros(num_envs, dtype=np.int64)
-    returns, lengths = np.zeros(num_episodes), np.zeros(num_episodes, dtype=np.int64)
-    steps: list[list[tuple[Any, Any, Any]]] = [[] for _ in range(num_envs)]
-    trajectories: dict[int, Trajectory] = {}
+    played, one_step = torch.zeros_like(first_episode), torch.ones_like(first_episode)
+    # The entry after the last takes what does not count.
+    returns = torch.zeros(num_episodes + 1, dtype=torch.float64, device=stepper.device)
+    lengths = torch.zeros(num_episodes + 1, dtype=torch.int64, device=stepper.device)
+    recorder = _Recorder(num_envs) if record else None
+    waits = record or on_step is not None or not isinstance(stepper, DeviceStepper)
 
-    stepper = Stepper(env)
-    stepper.reset(seed)
     state = policy.initial_state(num_envs, device)
     if on_step:
         on_step()
-    while (playing := played < dealt).any():
-        seen = tree_map(np.copy, stepper.observations) if record else None
+    for number in count():
+        if (waits or number % _STEPS_WITHOUT_WAITING == 0) and not (played < dealt).any():
+            break
+        if recorder:
+            recorder.see(stepper.observations)
         observations = tree_map(lambda leaf: torch.as_tensor(leaf, device=device), stepper.observations)
         if greedy:
             actions, state = policy.greedy(observations, state)
         else:
             head.fill_noise(noise, generator)
             actions, _, _, state = policy.act(observations, noise, state)
-        given = head.to_env(actions).cpu().numpy()
+        given = stepper.to_env(head.to_env(actions))
         step = stepper.step(given)
-        state = policy.restart(state, torch.from_numpy(step.started).to(device))
+        state = policy.restart(state, torch.as_tensor(step.started, device=device))
         if on_step:
             on_step()
-        rows = np.flatnonzero(playing & step.valid)
-        episode = first_episode + played * num_envs
-        returns[episode[rows]] += step.rewards[rows]
-        lengths[episode[rows]] += 1
-        if record:
-            for row in rows:
-                steps[row].append(
-                    (tree_map(lambda leaf, row=row: leaf[row], seen), given[row], step.rewards[row])
-                )
-        for row in rows[(step.terminated | step.truncated)[rows]]:
-            played[row] += 1
-            if record:
-                trajectories[episode[row]] = _trajectory(steps[row], bool(step.terminated[row]))
-                steps[row] = []
-    return Episodes(returns, lengths, [trajectories[index] for index in sorted(trajectories)])
+        rewards, valid, terminated, truncated = (
+            torch.as_tensor(part) for part in (step.rewards, step.valid, step.terminated, step.truncated)
+        )
+        counted = (played < dealt) & valid
+        episode = torch.where(counted, first_episode + played * num_envs, num_episodes)
+        returns.index_add_(0, episode, rewards.double())
+        lengths.index_add_(0, episode, one_step)
+        ended = counted & (terminated | truncated)
+        played += ended
+        if recorder:
+            recorder.write(episode, given, step.rewards, counted, ended, terminated)
+    trajectories = recorder.trajectories if recorder else {}
+    return Episodes(
+        returns[:-1].cpu().numpy(),
+        lengths[:-1].cpu().numpy(),
+        [trajectories[index] for index in sorted(trajectories)],
+    )
+
+
+class _Recorder:
+    """Keeps what happens in N environments on the host, and cuts it into episodes."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.trajectories: dict[int, Trajectory] = {}
+        self._steps: list[list[tuple[Any, Any, Any]]] = [[] for _ in range(num_envs)]
+        self._seen: Any = None
+
+    def see(self, observations: Any) -> None:
+        """Take the observations [N, ...] that the next step is about."""
+        self._seen = tree_map(_copy, observations)
+
+    def write(
+        self, episode: Any, actions: Any, rewards: Any, counted: Any, ended: Any, terminated: Any
+    ) -> None:
+        """Take a step, [N, ...] each: whose it is, what was done, earned, and whether it counts and ends."""
+        given, earned, episode, counted, ended, terminated = map(
+            _copy, (actions, rewards, episode, counted, ended, terminated)
+        )
+        for row in np.flatnonzero(counted):
+            steps = self._steps[row]
+            steps.append((tree_map(lambda leaf, row=row: leaf[row], self._seen), given[row], earned[row]))
+            if ended[row]:
+                self.trajectories[int(episode[row])] = _trajectory(steps, bool(terminated[row]))
+                self._steps[row] = []
+
+
+def _copy(batch: Any) -> NDArray[Any]:
+    return np.array(batch.cpu().numpy() if isinstance(batch, Tensor) else batch)
 
 
 def _trajectory(steps: list[tuple[Any, Any, Any]], terminated: bool) -> Trajectory:

@@ -84,12 +84,14 @@ def advantages_are_one_step_late(gae: Function, *args: Any) -> Any:
 
 @mutation(Collector, "_fill_next_values", "ResetStep", modes=EVERY_MODE)
 def truncated_steps_bootstrap_from_the_observation_after_the_reset(
-    fill: Function, self: Collector, policy: Any, rollout: Rollout, cut_off: Any
+    fill: Function, self: Collector, policy: Any, buffers: RolloutBuffers
 ) -> None:
-    fill(self, policy, rollout, [])
+    fill(self, policy, buffers)
+    rollout, last = buffers.rollout, policy.value(buffers.on_device(self._stepper.observations))
+    after = torch.cat((rollout.values[1:], last.unsqueeze(0)))
     if self._stepper.autoreset_mode is NEXT_STEP:
-        after = rollout.next_values.roll(-1, dims=0)
-        rollout.next_values.copy_(torch.where(rollout.truncated, after, rollout.next_values))
+        after = after.roll(-1, dims=0)
+    rollout.next_values.copy_(torch.where(rollout.truncated, after, rollout.next_values))
 
 
 @mutation(Collector, "collect", "Stochastic", "Password")

@@ -6,15 +6,15 @@ import torch
 from gymnasium import spaces
 
 from puffer_lightning.policies import Action, make_policy
-from puffer_lightning.rollout.buffers import RolloutBuffers
+from puffer_lightning.rollout.buffers import HostBuffers
 from puffer_lightning.rollout.stepper import Step
 
 CPU = torch.device("cpu")
 
 
-def make_buffers(action_space: spaces.Space[Any] | None = None, horizon: int = 4) -> RolloutBuffers:
+def make_buffers(action_space: spaces.Space[Any] | None = None, horizon: int = 4) -> HostBuffers:
     policy = make_policy(spaces.Box(0, 1, (2,), np.float32), action_space or spaces.Discrete(3))
-    return RolloutBuffers(np.zeros((5, 2), np.uint8), policy, horizon, CPU)
+    return HostBuffers(np.zeros((5, 2), np.uint8), policy, horizon, CPU)
 
 
 @pytest.mark.parametrize(
