@@ -1,5 +1,6 @@
 """Anything that is a ``gymnasium.vector.VectorEnv``."""
 
+from puffer_lightning.envs import device as _device  # noqa: F401  (registers the environments in torch)
 from puffer_lightning.envs import sanity as _sanity  # noqa: F401  (registers the sanity environments)
 from puffer_lightning.envs.make import EnvSource, check_env, make_vector_env
 
