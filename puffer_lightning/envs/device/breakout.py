@@ -25,7 +25,7 @@ class TorchBreakout(TorchVectorEnv):
     gone, new ones appear. The episode terminates when the ball passes the paddle, and is truncated after 500
     steps.
 
-    Random actions get about 0.3 an episode, a paddle that always meets the ball about 50.
+    Random actions get about 0.3 an episode, a paddle that always meets the ball about 40.
     """
 
     size: ClassVar[int] = 10

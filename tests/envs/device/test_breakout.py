@@ -104,7 +104,7 @@ def test_returns_are_as_documented() -> None:
             _, rewards, terminated, truncated, _ = env.step(actions)
             total += float(rewards.sum())
             episodes += int((terminated | truncated).sum())
-        assert total / episodes == pytest.approx(50 if follows else 0.3, rel=0.2)
+        assert total / episodes == pytest.approx(40 if follows else 0.3, rel=0.2)
 
 
 def test_frames_show_paddle_ball_and_bricks() -> None:
