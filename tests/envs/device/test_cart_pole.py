@@ -49,7 +49,8 @@ def test_every_step_of_a_long_episode_in_float64_is_that_of_cart_pole_v1() -> No
         after, rewards, ended = TorchCartPole().advance({"physics": before[None]}, torch.tensor([action]))
         np.testing.assert_allclose(after["physics"][0], env.state, rtol=0, atol=1e-13)
         assert rewards.item() == reward
-        assert not (ended or terminated)
+        assert not ended
+        assert not terminated
 
 
 def test_an_episode_is_as_long_as_of_cart_pole_v1() -> None:
