@@ -24,7 +24,8 @@ class Step(NamedTuple):
         rewards: [N].
         terminated: [N] bool.
         truncated: [N] bool.
-        valid: [N] bool, False where this step only reset the environment (NEXT_STEP) and ignored its action.
+        valid: [N] bool, False where this step only reset the environment (NEXT_STEP) and ignored its action,
+            or where the environment says that it is not to be learned from (``infos["masked"]``).
         started: [N] bool, the next observation is the first of an episode.
         final_observations: Rows of final observations, [K, ...] for the K environments set in
             ``final_rows``; ``None`` where none is needed, where the next observation is the final one itself
@@ -102,12 +103,13 @@ class Stepper:
         """
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         ended = terminated | truncated
+        valid = ~infos["masked"] if "masked" in infos else self._all_valid
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             started, self._ended = self._ended, ended
             self.observations = observations
-            return Step(rewards, terminated, truncated, valid=~started, started=started)
+            return Step(rewards, terminated, truncated, valid=valid & ~started, started=started)
         self.observations, final, rows = self._after_ends(observations, terminated, truncated, ended, infos)
-        return Step(rewards, terminated, truncated, self._all_valid, ended, final, rows)
+        return Step(rewards, terminated, truncated, valid, ended, final, rows)
 
     def _after_ends(
         self, observations: Any, terminated: Flags, truncated: Flags, ended: Flags, infos: dict[str, Any]
