@@ -141,3 +141,11 @@ def test_gymnasiums_vectorised_cart_pole_resets_in_the_next_step() -> None:
         resets += int((~step.valid).sum())
         ended = step.terminated | step.truncated
     assert resets > 6
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_masked_transitions_are_not_valid(mode: AutoresetMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    stepper = start(mode)
+    step, masked = stepper.env.step, np.array([False, False, True, True])
+    monkeypatch.setattr(stepper.env, "step", lambda actions: (*step(actions)[:4], {"masked": masked}))
+    assert stepper.step(ACTIONS).valid.tolist() == [True, True, False, False]

@@ -1,4 +1,3 @@
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,9 +9,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from puffer_lightning.envs import EnvironmentFaultError, SharedMemoryVectorEnv
 from puffer_lightning.errors import ConfigurationError
+from tests.envs.shared_memory.conftest import Make
 from tests.envs.shared_memory.environments import Counting, Random, Uncloseable
-
-Make = Callable[..., SharedMemoryVectorEnv]
 
 NESTED = spaces.Dict(
     {
@@ -24,19 +22,6 @@ NESTED = spaces.Dict(
 )
 # Gymnasium warns that it is not sure whether a scalar is in its space.
 ACTIONS = spaces.Dict({key: space for key, space in NESTED.items() if key != "number"})
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    made = []
-
-    def make(*args: Any, context: str = "fork", **kwargs: Any) -> SharedMemoryVectorEnv:
-        made.append(SharedMemoryVectorEnv(*args, context=context, **kwargs))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield make
-    for env in made:
-        env.close()
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
