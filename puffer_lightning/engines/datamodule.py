@@ -34,6 +34,8 @@ class RolloutDataModule(L.LightningDataModule):
         total_timesteps: Environment steps of the whole training run, over all ranks.
         eval_episodes: Episodes that ``validate``, ``test`` and ``predict`` play, over all ranks.
         eval_greedy: Evaluate the most probable actions rather than sampled ones.
+        num_workers: Processes on each rank that step environments which gymnasium has not vectorised; 0 steps
+            them in this process.
 
     Raises:
         ConfigurationError: An option is out of its range, or no such environment is registered.
@@ -48,6 +50,7 @@ class RolloutDataModule(L.LightningDataModule):
         total_timesteps: int = 200_000,
         eval_episodes: int = 100,
         eval_greedy: bool = True,
+        num_workers: int = 0,
     ) -> None:
         super().__init__()
         sizes: dict[str, object] = {
@@ -55,10 +58,12 @@ class RolloutDataModule(L.LightningDataModule):
             "horizon": horizon,
             "total_timesteps": total_timesteps,
             "eval_episodes": eval_episodes,
+            "num_workers": num_workers,
         }
         for name, size in sizes.items():
-            if not isinstance(size, Integral) or size < 1:
-                raise ConfigurationError(f"{name} is {size}: set it to a whole number, 1 or more.")
+            least = 0 if name == "num_workers" else 1
+            if not isinstance(size, Integral) or size < least:
+                raise ConfigurationError(f"{name} is {size}: set it to a whole number, {least} or more.")
         check_env(env)
         self.env = env
         self.env_kwargs = env_kwargs
@@ -67,6 +72,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.total_timesteps = total_timesteps
         self.eval_episodes = eval_episodes
         self.eval_greedy = eval_greedy
+        self.num_workers = num_workers
         self._envs: dict[str, VectorEnv[Any, Any, Any]] = {}
         self._collector: Collector | None = None
 
@@ -113,7 +119,9 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _environment(self, name: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
         if name not in self._envs:
-            self._envs[name] = make_vector_env(self.env, num_envs, self.env_kwargs)
+            self._envs[name] = make_vector_env(
+                self.env, num_envs, self.env_kwargs, num_workers=self.num_workers
+            )
         return self._envs[name]
 
     @override

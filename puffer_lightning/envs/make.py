@@ -11,6 +11,7 @@ from gymnasium import error
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from puffer_lightning.envs.shared_memory import SharedMemoryVectorEnv
 from puffer_lightning.errors import ConfigurationError
 
 EnvFactory = Callable[..., VectorEnv]
@@ -37,35 +38,52 @@ def make_vector_env(
     num_envs: int,
     env_kwargs: dict[str, Any] | None = None,
     render_mode: str | None = None,
+    num_workers: int = 0,
 ) -> VectorEnv[Any, Any, Any]:
     """Make ``num_envs`` environments that step together.
 
     Where gymnasium has a vectorised implementation of the environment, it is used (unless frames are wanted,
-    which not all of them draw); otherwise the environments are stepped one after the other.
+    which not all of them draw); otherwise the environments are stepped one after the other,
+    or in worker processes.
 
     Args:
         env: A gymnasium id, a factory or its dotted path.
         num_envs: N.
         env_kwargs: Arguments of the environment, or of the factory after its first.
         render_mode: ``"rgb_array"`` for frames from ``render()``; a factory is told if it takes it.
+        num_workers: Processes that step what gymnasium has not vectorised, see ``SharedMemoryVectorEnv``; at
+            most one an environment, and 0 for none but this.
 
     Raises:
         ConfigurationError: The environment cannot be made; the message says what is missing.
     """
     found, kwargs = _find(env), dict(env_kwargs or {})
     if isinstance(found, EnvSpec):
-        return _make_registered(found, str(env), num_envs, kwargs, render_mode)
+        return _make_registered(found, str(env), num_envs, kwargs, render_mode, num_workers)
+    if num_workers:
+        raise ConfigurationError(
+            f"num_workers is {num_workers} but env {env} makes its own vector environment: leave it 0, "
+            "and let env make a puffer_lightning.envs.SharedMemoryVectorEnv."
+        )
     return _call(found, env, num_envs, kwargs, render_mode)
 
 
 def _make_registered(
-    spec: EnvSpec, env: str, num_envs: int, kwargs: dict[str, Any], render_mode: str | None
+    spec: EnvSpec,
+    env: str,
+    num_envs: int,
+    kwargs: dict[str, Any],
+    render_mode: str | None,
+    num_workers: int,
 ) -> VectorEnv[Any, Any, Any]:
     vectorized = spec.vector_entry_point is not None and not (render_mode and spec.entry_point)
     options: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
     try:
         if vectorized:
             return gym.make_vec(env, num_envs, vectorization_mode="vector_entry_point", **(kwargs | options))
+        if num_workers:
+            workers = min(num_workers, num_envs)
+            return SharedMemoryVectorEnv(env, num_envs, workers, env_kwargs=kwargs | options)
         return gym.make_vec(
             env,
             num_envs,

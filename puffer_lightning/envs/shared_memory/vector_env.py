@@ -153,8 +153,8 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self._describe(env_fns[0])
         starts = multiprocessing.get_context(context)
         if context == "forkserver":
-            # Imported once, in the process that is then forked.
-            multiprocessing.set_forkserver_preload([Job.__module__])
+            # Imported once, in the process from which the workers are then forked.
+            multiprocessing.set_forkserver_preload(["__main__", Job.__module__])
         spaces = self.single_observation_space, self.single_action_space, self.num_envs, len(slices)
         memory = SharedBatch.allocate(starts, *spaces)
         self._batch = SharedBatch(memory, *spaces)
