@@ -1,6 +1,7 @@
 """From what single environments say to what a vector environment returns."""
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -8,16 +9,16 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from puffer_lightning.envs.shared_memory.layout import SharedBatch, tree_map
-from puffer_lightning.envs.shared_memory.stepping import Outcome, RowInfo
+from puffer_lightning.envs.shared_memory.stepping import Outcome
 
 
 def merge_infos(
-    rows: Sequence[int], outcomes: Sequence[Outcome | None], batch: SharedBatch, final: bool
+    rows: NDArray[np.intp], outcomes: Sequence[Outcome | None], batch: SharedBatch, final: bool
 ) -> dict[str, Any]:
     """The infos of B environments, in gymnasium's format.
 
     Args:
-        rows: Which environments, [B]; the infos are in this order.
+        rows: Which environments, [B], ascending; the infos are in this order.
         outcomes: Of the workers that have them.
         batch: Flags and final observations.
         final: Add the final observation and info of each environment whose episode ended (SAME_STEP).
@@ -25,27 +26,38 @@ def merge_infos(
     Returns:
         Arrays [B] and their masks. ``masked`` [B] bool is there if there is a transition to leave out.
     """
-    place = {row: index for index, row in enumerate(rows)}
-    given = {info.row: info for outcome in outcomes if outcome for info in outcome.infos}
-    ended: set[int] = set()
-    if final:
-        flags: NDArray[np.bool_] = batch.terminated | batch.truncated
-        ended = {row for row in np.flatnonzero(flags).tolist() if row in place}
+    place = {row: index for index, row in enumerate(rows.tolist())}
     # Gymnasium adds to the infos of as many environments as the object it is asked of has.
     merger: VectorEnv[Any, Any, Any] = VectorEnv()
     merger.num_envs = len(rows)
     infos: dict[str, Any] = {}
-    for row in sorted(ended | given.keys(), key=place.__getitem__):
-        said = given.get(row, RowInfo(row, {}, {}))
-        if row in ended:
-            last = tree_map(lambda leaf, row=row: leaf[row].copy(), batch.final_observations)
-            infos = merger._add_info(infos, {"final_obs": last, "final_info": said.final_info}, place[row])
-        infos = merger._add_info(infos, said.info, place[row])
+    if final:
+        ended = (batch.terminated | batch.truncated)[rows]
+        if ended.any():
+            infos = _final(rows, ended, batch)
+    given = [info for outcome in outcomes if outcome for info in outcome.infos]
+    for row, info, final_info in sorted(given, key=itemgetter(0)):
+        if final_info:
+            infos = merger._add_info(infos, {"final_info": final_info}, place[row])
+        infos = merger._add_info(infos, info, place[row])
     masked = [place[row] for row in _masked_rows(outcomes)]
     if masked:
         infos["masked"] = np.zeros(len(rows), dtype=np.bool_)
         infos["masked"][masked] = True
     return infos
+
+
+def _final(rows: NDArray[np.intp], ended: NDArray[np.bool_], batch: SharedBatch) -> dict[str, Any]:
+    observations = np.full(len(rows), None, dtype=object)
+    for index in np.flatnonzero(ended).tolist():
+        row = rows[index]
+        observations[index] = tree_map(lambda leaf, row=row: leaf[row].copy(), batch.final_observations)
+    return {
+        "final_obs": observations,
+        "_final_obs": ended,
+        "final_info": {},
+        "_final_info": ended.copy(),
+    }
 
 
 def _masked_rows(outcomes: Sequence[Outcome | None]) -> Iterator[int]:

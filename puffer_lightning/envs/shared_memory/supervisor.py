@@ -13,7 +13,7 @@ from gymnasium.vector.utils import clear_mpi_env_vars
 
 from puffer_lightning.envs.shared_memory.faults import EnvironmentFaultError, Fault, WorkerError
 from puffer_lightning.envs.shared_memory.layout import SharedBatch
-from puffer_lightning.envs.shared_memory.signals import NAP_SECONDS, Command, Reply, TrainerEnd, fence, spin
+from puffer_lightning.envs.shared_memory.signals import NAP_SECONDS, Command, Reply, TrainerEnd, Watch, fence
 from puffer_lightning.envs.shared_memory.worker import Job, Request, work
 
 # Importing a simulator in many processes at once, on a slow disk, may take minutes.
@@ -90,7 +90,7 @@ class Supervisor:
         context: How processes are started.
         batch: The shared arrays.
         step_timeout: Seconds that a worker may take for a step of its environments.
-        spin_seconds: How long to watch the workers before sleeping.
+        watch_seconds: The longest to watch the workers before sleeping.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class Supervisor:
         context: BaseContext,
         batch: SharedBatch,
         step_timeout: float,
-        spin_seconds: float,
+        watch_seconds: float,
     ) -> None:
         self.workers = [Worker(job, context, batch) for job in jobs]
         self._owner = os.getpid()
         self._step_timeout = step_timeout
-        self._spin_seconds = spin_seconds
+        self._watch = Watch(watch_seconds)
 
     def start(self) -> None:
         """Start all workers and wait until their environments are made.
@@ -154,19 +154,31 @@ class Supervisor:
             return sum(line.done for line in lines) >= count
 
         overdue: set[int] = set()
-        if not spin(enough, self._spin_seconds):
+        if not self._watch(enough):
             overdue = self._sleep(dict(zip(waiting, workers, strict=True)), count)
         return [index for index, line in zip(waiting, lines, strict=True) if line.done or index in overdue]
 
     def _sleep(self, workers: dict[int, Worker], count: int) -> set[int]:
-        poll, descriptors, overdue = select.poll(), {}, set()
+        poll, descriptors = select.poll(), {}
+        overdue: set[int] = set()
         for index, worker in workers.items():
             descriptors[worker.line.connection.fileno()] = index
             poll.register(worker.line.connection, select.POLLIN)
-            worker.line.say_asleep(True)
-        fence()
         try:
-            while sum(worker.line.done or index in overdue for index, worker in workers.items()) < count:
+            while True:
+                busy = [
+                    worker for index, worker in workers.items() if not (worker.line.done or index in overdue)
+                ]
+                missing = count - len(workers) + len(busy)
+                if missing <= 0:
+                    return overdue
+                # Only as many are to wake the trainer as it cannot do without: of all, one at a time.
+                wakers = busy[: len(busy) - missing + 1]
+                for worker in wakers:
+                    worker.line.say_asleep(True)
+                fence()
+                if any(worker.line.done for worker in wakers):
+                    continue
                 events = poll.poll(1000 * NAP_SECONDS)
                 for descriptor, _ in events:
                     index = descriptors[descriptor]
@@ -183,7 +195,6 @@ class Supervisor:
         finally:
             for worker in workers.values():
                 worker.line.say_asleep(False)
-        return overdue
 
     def answer(self, index: int) -> Any:
         """What a worker that ``wait`` returned has to say: its answer, or a WorkerError."""

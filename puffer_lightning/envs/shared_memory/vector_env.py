@@ -38,10 +38,9 @@ from puffer_lightning.errors import ConfigurationError
 
 Flags = NDArray[np.bool_]
 
-# How long to watch for the other side before sleeping: what waking from a pipe costs, or far longer where a
-# processor is to spare.
-_SPIN_SECONDS = 50e-6
-_SPARE_SPIN_SECONDS = 500e-6
+# The longest to watch for the other side before sleeping, where there is a processor to spare for that. Where
+# none is, who watches keeps the other from being done.
+_WATCH_SECONDS = 500e-6
 
 
 class Received(NamedTuple):
@@ -158,7 +157,7 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         spaces = self.single_observation_space, self.single_action_space, self.num_envs, len(slices)
         memory = SharedBatch.allocate(starts, *spaces)
         self._batch = SharedBatch(memory, *spaces)
-        seconds = _SPARE_SPIN_SECONDS if cores > len(slices) else _SPIN_SECONDS
+        seconds = _WATCH_SECONDS if cores > len(slices) else 0.0
         jobs = [
             Job(
                 worker,
@@ -228,7 +227,7 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             self._supervisor.tell(worker, requests[worker])
         self._pending = workers
         outcomes = self._wait(workers, len(workers), requests)
-        infos = merge_infos(range(self.num_envs), list(outcomes.values()), self._batch, final=False)
+        infos = merge_infos(np.arange(self.num_envs), list(outcomes.values()), self._batch, final=False)
         return self._own(self._batch.observations), infos
 
     @override
@@ -307,7 +306,7 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         same_step = self._mode is AutoresetMode.SAME_STEP
         infos: dict[str, Any] = {}
         if any(outcomes.values()) or (same_step and (batch.terminated[rows] | batch.truncated[rows]).any()):
-            infos = merge_infos(ids.tolist(), list(outcomes.values()), batch, final=same_step)
+            infos = merge_infos(ids, list(outcomes.values()), batch, final=same_step)
         arrays = batch.observations, batch.rewards, batch.terminated, batch.truncated
         views = tree_map(lambda leaf: leaf[rows], arrays)
         observations, rewards, terminated, truncated = self._own(views)

@@ -40,7 +40,7 @@ class Job:
         num_workers: W.
         autoreset_mode: What to do when an episode ends.
         mask_non_finite: Mask what is not finite rather than raise.
-        spin_seconds: How long to watch for a command before sleeping.
+        watch_seconds: The longest to watch for a command before sleeping.
         restarts: Seeds, where the environments stand in for those of a worker that was lost.
     """
 
@@ -54,7 +54,7 @@ class Job:
     num_workers: int
     autoreset_mode: AutoresetMode
     mask_non_finite: bool
-    spin_seconds: float
+    watch_seconds: float
     restarts: Sequence[int] | None = None
 
     def restarted(self, seeds: Sequence[int]) -> "Job":
@@ -73,7 +73,7 @@ def work(job: Job, connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_trainer, daemon=True).start()
     batch = SharedBatch(job.memory, job.observation_space, job.action_space, job.num_envs, job.num_workers)
-    line = WorkerEnd(connection, batch.commands[job.worker], batch.replies[job.worker], job.spin_seconds)
+    line = WorkerEnd(connection, batch.commands[job.worker], batch.replies[job.worker], job.watch_seconds)
     envs: list[gym.Env[Any, Any]] = []
     try:
         _make(job, envs, line)
