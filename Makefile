@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS ?= dev
 
-.PHONY: train test test-fast lint types imports check framework-benchmark curve notebook wheel constraints clean
+.PHONY: train test test-fast lint types imports check framework-benchmark stepping-benchmark curve notebook wheel constraints clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +34,10 @@ check: lint types imports  ## Lint, types and the direction of imports.
 
 framework-benchmark: $(VENV)/.installed  ## Measure what Lightning costs, against a bare loop in the same run.
 	$(BIN)/python benchmarks/framework.py
+
+stepping-benchmark: $(VENV)/.installed  ## Measure stepping in worker processes, against peers in the same run.
+	$(BIN)/python -m pip install --quiet -e '.[peers]'
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/stepping.py
 
 curve: $(VENV)/.installed  ## Train five seeds and draw their curves.
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/solve.py

@@ -4,7 +4,8 @@
 
 Four measurements, each the median over repeats in which all sides take turns:
 
-1. CartPole-v1, 64 environments, random actions, 2 workers where their number can be chosen.
+1. CartPole-v1, 64 environments, random actions, 2 workers where their number can be chosen. A machine that is
+   busy with other things is given to whoever has most processes, so processor time is told, too.
 2. Environments that compute for 1 ms a step, against what the processors could do at best: as many processes
    that do nothing but compute.
 3. Processor time of the workers while the policy, here a sleep of 20 ms, is at work (on Linux).
@@ -82,19 +83,6 @@ def rate(step: Step, num_envs: int, seconds: float) -> float:
     return count * num_envs / taken
 
 
-def measure(sides: dict[str, Any], repeats: int, seconds: float) -> Rates:
-    """Let each side step for a while, in turn; then close them."""
-    rates: Rates = {name: [] for name in sides}
-    for env in sides.values():
-        env.reset()
-    for _ in range(repeats):
-        for name, env in sides.items():
-            rates[name].append(rate(env.step, env.num_envs, seconds))
-    for env in sides.values():
-        env.close()
-    return rates
-
-
 def report(title: str, rates: Rates) -> None:
     print(f"\n{title}")
     for name, values in rates.items():
@@ -107,18 +95,38 @@ def report(title: str, rates: Rates) -> None:
 def cartpole(repeats: int, seconds: float) -> None:
     kinds = [partial(gym.make, "CartPole-v1")] * 64
     same_step = AutoresetMode.SAME_STEP
-    sides: dict[str, Any] = {
-        OURS: SharedMemoryVectorEnv("CartPole-v1", 64, WORKERS),
-        "gymnasium AsyncVectorEnv": AsyncVectorEnv(kinds, context="fork", autoreset_mode=same_step),
-        "gymnasium SyncVectorEnv": SyncVectorEnv(kinds, autoreset_mode=same_step),
+    makers: dict[str, Callable[[], Any]] = {
+        OURS: partial(SharedMemoryVectorEnv, kinds, num_workers=WORKERS, context="fork"),
+        "gymnasium AsyncVectorEnv": partial(AsyncVectorEnv, kinds, context="fork", autoreset_mode=same_step),
+        "gymnasium SyncVectorEnv": partial(SyncVectorEnv, kinds, autoreset_mode=same_step),
     }
     try:
         from stable_baselines3.common.vec_env import SubprocVecEnv
 
-        sides["Stable-Baselines3 SubprocVecEnv"] = SubprocVecEnv(kinds, start_method="fork")
+        makers["Stable-Baselines3 SubprocVecEnv"] = partial(SubprocVecEnv, kinds, start_method="fork")
     except ImportError:
         print("Stable-Baselines3 is not installed: pip install stable-baselines3")
-    report(f"CartPole-v1, 64 environments, {WORKERS} workers", measure(sides, repeats, seconds))
+    rates: Rates = {name: [] for name in makers}
+    costs: Rates = {name: [] for name in makers}
+    trainer = psutil.Process()
+    for _ in range(repeats):
+        for name, make in makers.items():
+            env = make()
+            env.reset()
+            processes = [trainer, *trainer.children()]
+            before, begin = _processor_seconds(processes), time.perf_counter()
+            rates[name].append(rate(env.step, 64, seconds))
+            # Those of the warm-up are steps, too.
+            steps = rates[name][-1] * (time.perf_counter() - begin)
+            costs[name].append(1e6 * (_processor_seconds(processes) - before) / steps)
+            env.close()
+    report(f"CartPole-v1, 64 environments, {WORKERS} workers", rates)
+    print("Processor time of trainer and workers a step, whatever else the machine does")
+    for name, values in costs.items():
+        ratio = statistics.median(theirs / ours for ours, theirs in zip(costs[OURS], values, strict=True))
+        print(
+            f"  {name:32} {statistics.median(values):10,.1f} µs        this / ours {ratio:6.2f}", flush=True
+        )
 
 
 def busy(repeats: int, seconds: float) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 STEP, MESSAGE = 0, 1
 
-# How long the trainer sleeps before it looks for itself, whatever it was told; a worker sleeps ten times as long.
+# How long the trainer sleeps before it looks for itself, whatever it was told; a worker, ten times as long.
 NAP_SECONDS = 0.1
 
 _LOCK = Lock()
