@@ -1,6 +1,7 @@
 """The command line: Lightning's, with PPO and its environments filled in."""
 
 import difflib
+import os
 import re
 import sys
 import warnings
@@ -200,6 +201,8 @@ class PufferCLI(LightningCLI):
         ):
             ours.append(Progress())
         if video := self._get(self.config_init, "video"):
+            # Frames need no window, and SDL complains where it finds none to open.
+            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
             ours.append(Video(video))
         if output := self._get(self.config_init, "output"):
             ours.append(EpisodeWriter(output))
