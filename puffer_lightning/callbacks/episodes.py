@@ -24,7 +24,7 @@ class EpisodeWriter(Callback):
     ================== =========== ==========================================================================
     ``observations``   [S, ...]    what the policy saw before each action; Dict and Tuple observations have an
                                    entry for each part, ``observations/<key>`` and ``observations/<index>``
-    ``actions``        [S, ...]    as the environment was given them
+    ``actions``        [S, ...]    as the environment was given them; Dict and Tuple actions likewise
     ``rewards``        [S]
     ``terminations``   [S] bool    the step reached a terminal state
     ``truncations``    [S] bool    the step was the last, and not a terminal one
@@ -88,8 +88,8 @@ def write_episodes(path: Path, episodes: Episodes) -> None:
     """
     trajectories = episodes.trajectories
     arrays = _concatenated("observations", [trajectory.observations for trajectory in trajectories])
+    arrays |= _concatenated("actions", [trajectory.actions for trajectory in trajectories])
     arrays |= {
-        "actions": np.concatenate([trajectory.actions for trajectory in trajectories]),
         "rewards": np.concatenate([trajectory.rewards for trajectory in trajectories]),
         "terminations": _ends(trajectories, terminated=True),
         "truncations": _ends(trajectories, terminated=False),

@@ -1,6 +1,7 @@
 """Actor-critic networks, encoders and action distributions."""
 
-from puffer_lightning.policies.actor_critic import CNNPolicy, MLPPolicy, make_policy
+from puffer_lightning.policies.action_head import Actions
+from puffer_lightning.policies.actor_critic import CNNPolicy, MLPPolicy, MultiInputPolicy, make_policy
 from puffer_lightning.policies.base import Action, Evaluation, Observations, Policy, State
 from puffer_lightning.policies.cnn import ImpalaCNN, NatureCNN, is_image
 from puffer_lightning.policies.encoders import MLPEncoder
@@ -8,22 +9,40 @@ from puffer_lightning.policies.heads import (
     ActionHead,
     CategoricalHead,
     GaussianHead,
+    HybridHead,
+    LinearHead,
     MultiCategoricalHead,
     SquashedGaussianHead,
     make_head,
 )
+from puffer_lightning.policies.masking import (
+    ACTION_MASK,
+    MaskedObservations,
+    MaskLayout,
+    unmasked,
+    without_mask,
+)
+from puffer_lightning.policies.multi_input import MultiInputEncoder
 
 __all__ = [
+    "ACTION_MASK",
     "Action",
     "ActionHead",
+    "Actions",
     "CNNPolicy",
     "CategoricalHead",
     "Evaluation",
     "GaussianHead",
+    "HybridHead",
     "ImpalaCNN",
+    "LinearHead",
     "MLPEncoder",
     "MLPPolicy",
+    "MaskLayout",
+    "MaskedObservations",
     "MultiCategoricalHead",
+    "MultiInputEncoder",
+    "MultiInputPolicy",
     "NatureCNN",
     "Observations",
     "Policy",
@@ -32,4 +51,6 @@ __all__ = [
     "is_image",
     "make_head",
     "make_policy",
+    "unmasked",
+    "without_mask",
 ]

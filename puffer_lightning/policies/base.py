@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from puffer_lightning.policies.action_head import ActionHead
+from puffer_lightning.policies.action_head import ActionHead, Actions
+from puffer_lightning.policies.masking import MaskedObservations
 
 Observations = Any
-"""A tensor, or a pytree of tensors, with leading dimension B."""
+"""A tensor or a pytree of tensors, leading dimension B; ``MaskedObservations`` where actions are masked."""
 State = Any
 """What a policy remembers between steps: a pytree of tensors with leading dimension N; ``()`` if nothing."""
 
@@ -18,8 +19,8 @@ State = Any
 class Action(NamedTuple):
     """What ``Policy.act`` gives, for N environments."""
 
-    actions: Tensor
-    """``[N, *action_shape]``, to be stored; ``policy.head.to_env`` makes them fit for the environments."""
+    actions: Actions
+    """Leading dimension N, to be stored; ``policy.head.to_env`` makes them fit for the environments."""
     log_probs: Tensor
     """``[N]`` float32."""
     values: Tensor
@@ -45,6 +46,9 @@ class Policy(nn.Module, ABC):
     A subclass builds ``self.head`` in its ``__init__`` and implements ``forward``; every trainable parameter
     lives inside the module. All other methods call the module itself, not ``forward``, so that the hooks of
     wrappers (FSDP) run. None of them turns gradients off: the caller does, for a rollout.
+
+    Action masks are the concern of these methods, not of ``forward``: they take the mask off the observations
+    and apply it to the parameters.
     """
 
     head: ActionHead
@@ -54,7 +58,7 @@ class Policy(nn.Module, ABC):
         """Return what all else follows from.
 
         Args:
-            observations: a batch of observations, leading dimension B.
+            observations: a batch of observations, leading dimension B, without an action mask.
             state: the state before the step.
 
         Returns:
@@ -88,28 +92,35 @@ class Policy(nn.Module, ABC):
             noise: ``[N, head.noise_size]``, as ``head.fill_noise`` left it.
             state: the state before the step.
         """
-        params, values, next_state = self(observations, state)
+        params, values, next_state = self._see(observations, state)
         actions, log_probs = self.head.sample(params, noise)
         return Action(actions, log_probs, values.float(), next_state)
 
-    def greedy(self, observations: Observations, state: State = ()) -> tuple[Tensor, State]:
-        """Return the distribution's modes ``[N, *action_shape]`` and the next state."""
-        params, _, next_state = self(observations, state)
+    def greedy(self, observations: Observations, state: State = ()) -> tuple[Actions, State]:
+        """Return the distribution's modes, to be stored, leading dimension N, and the next state."""
+        params, _, next_state = self._see(observations, state)
         return self.head.mode(params), next_state
 
-    def evaluate(self, observations: Observations, actions: Tensor, state: State = ()) -> Evaluation:
+    def evaluate(self, observations: Observations, actions: Actions, state: State = ()) -> Evaluation:
         """Return log-probabilities, entropies and values of stored transitions.
 
         Args:
             observations: observations, leading dimension B.
-            actions: stored actions ``[B, *action_shape]``.
+            actions: stored actions, leading dimension B.
             state: the state before the step.
         """
-        params, values, _ = self(observations, state)
+        params, values, _ = self._see(observations, state)
         log_probs, entropies = self.head.evaluate(params, actions)
         return Evaluation(log_probs, entropies, values.float())
 
     def value(self, observations: Observations, state: State = ()) -> Tensor:
         """Return the values ``[B]``, float32."""
-        values: Tensor = self(observations, state)[1]
+        values: Tensor = self._see(observations, state)[1]
         return values.float()
+
+    def _see(self, observations: Observations, state: State) -> tuple[Tensor, Tensor, State]:
+        action_mask = None
+        if isinstance(observations, MaskedObservations):
+            observations, action_mask = observations
+        params, values, next_state = self(observations, state)
+        return params if action_mask is None else self.head.mask(params, action_mask), values, next_state

@@ -5,7 +5,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from puffer_lightning.policies.action_head import ActionHead
+from puffer_lightning.policies.action_head import LinearHead
 from puffer_lightning.policies.constants import Constant, torch_dtype
 
 # Finite, because -inf would make 0 · log 0 = nan in the entropy.
@@ -40,7 +40,7 @@ def categorical_entropy(log_probs: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-class CategoricalHead(ActionHead):
+class CategoricalHead(LinearHead):
     """A categorical distribution over a ``Discrete`` space.
 
     Stored actions count from 0, as int64 scalars; ``to_env`` adds the space's ``start``.
@@ -52,13 +52,19 @@ class CategoricalHead(ActionHead):
 
     def __init__(self, num_features: int, space: spaces.Discrete) -> None:
         n = int(space.n)
-        super().__init__(num_features, n, action_shape=(), action_dtype=torch.int64, noise_size=n)
+        super().__init__(
+            num_features, n, action_shape=(), action_dtype=torch.int64, noise_size=n, num_choices=n
+        )
         self.start = int(space.start)
         self.env_dtype = torch_dtype(space.dtype)
 
     def fill_noise(self, noise: Tensor, generator: torch.Generator | None = None) -> None:
         """Fill ``noise`` with Gumbel noise: see ``ActionHead.fill_noise``."""
         fill_gumbel(noise, generator)
+
+    def mask(self, params: Tensor, action_mask: Tensor) -> Tensor:
+        """Make masked actions impossible: see ``ActionHead.mask``."""
+        return params.float().masked_fill(~action_mask, _IMPOSSIBLE)
 
     def sample(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Sample by Gumbel-max: see ``ActionHead.sample``."""
@@ -80,7 +86,7 @@ class CategoricalHead(ActionHead):
         return (actions + self.start).to(self.env_dtype)
 
 
-class MultiCategoricalHead(ActionHead):
+class MultiCategoricalHead(LinearHead):
     """Independent categorical distributions, one for each of the K factors of a ``MultiDiscrete`` space.
 
     All factors are computed together, each padded to the largest one. Stored actions count from 0, as
@@ -95,8 +101,17 @@ class MultiCategoricalHead(ActionHead):
         nvec = space.nvec.reshape(-1)
         self.num_factors, self.largest = len(nvec), int(nvec.max())
         size = self.num_factors * self.largest
-        super().__init__(num_features, size, tuple(space.shape), torch.int64, noise_size=size)
-        self.padding = Constant(np.arange(self.largest) >= nvec[:, None])
+        super().__init__(
+            num_features,
+            size,
+            tuple(space.shape),
+            torch.int64,
+            noise_size=size,
+            num_choices=int(nvec.sum()),
+        )
+        padding = np.arange(self.largest) >= nvec[:, None]
+        self.padding = Constant(padding)
+        self._choices = Constant(np.flatnonzero(~padding))
         self.start = Constant(space.start.astype(np.int64))
         self.env_dtype = torch_dtype(space.dtype)
 
@@ -110,6 +125,12 @@ class MultiCategoricalHead(ActionHead):
     def fill_noise(self, noise: Tensor, generator: torch.Generator | None = None) -> None:
         """Fill ``noise`` with Gumbel noise: see ``ActionHead.fill_noise``."""
         fill_gumbel(noise, generator)
+
+    def mask(self, params: Tensor, action_mask: Tensor) -> Tensor:
+        """Make masked values of each factor impossible: see ``ActionHead.mask``."""
+        chosen_by = self._choices.on(params.device)
+        padded = torch.zeros_like(params, dtype=torch.bool).index_copy(-1, chosen_by, action_mask)
+        return params.float().masked_fill(~padded, _IMPOSSIBLE)
 
     def sample(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Sample each factor by Gumbel-max: see ``ActionHead.sample``."""

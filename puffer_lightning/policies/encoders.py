@@ -1,4 +1,4 @@
-"""Encoders of observations that are vectors or discrete: multi-layer perceptrons."""
+"""Encoders of observations as vectors: multi-layer perceptrons."""
 
 import math
 from collections.abc import Sequence
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies.constants import Constant
 from puffer_lightning.policies.initialization import check_positive, orthogonal
+from puffer_lightning.policies.masking import ACTION_MASK
+from puffer_lightning.policies.nesting import Path, leaf_spaces, select
 
 Activation = Literal["tanh", "relu", "gelu", "silu"]
 
@@ -34,17 +36,43 @@ def input_scale(space: spaces.Box) -> float:
 
 
 class FlatObservations(nn.Module):
-    """Observations as vectors of floats: Box and MultiBinary flattened, Discrete and MultiDiscrete one-hot.
+    """Observations as vectors of floats, nothing lost.
+
+    Box and MultiBinary are flattened, Discrete and MultiDiscrete one-hot; the parts of Dict and Tuple spaces,
+    nested at will, lie side by side in the order of the space.
 
     Args:
         space: the observation space of one environment.
+        paths: the leaves of the space to read; all but an action mask if None.
 
     Raises:
-        ConfigurationError: if the space is none of the four.
+        ConfigurationError: if a leaf to read is none of the four, or there is none.
     """
 
-    def __init__(self, space: gym.Space[Any]) -> None:
+    def __init__(self, space: gym.Space[Any], paths: Sequence[Path] | None = None) -> None:
         super().__init__()
+        leaves = observation_leaves(space)
+        self.paths = tuple(leaves if paths is None else paths)
+        self._leaves = [_FlatLeaf(leaves[path]) for path in self.paths]
+        self.num_features = sum(leaf.num_features for leaf in self._leaves)
+
+    def forward(self, observations: Any, dtype: torch.dtype) -> Tensor:
+        """Return ``[..., num_features]`` of ``dtype`` for observations with any leading dimensions."""
+        if len(self._leaves) == 1:
+            return self._leaves[0](select(observations, self.paths[0]), dtype)
+        return torch.cat(
+            [
+                leaf(select(observations, path), dtype)
+                for leaf, path in zip(self._leaves, self.paths, strict=True)
+            ],
+            -1,
+        )
+
+
+class _FlatLeaf:
+    """``FlatObservations`` of a space that is neither Dict nor Tuple."""
+
+    def __init__(self, space: gym.Space[Any]) -> None:
         self.scale = 1.0
         self.offsets: Constant | None = None
         if isinstance(space, spaces.Discrete):
@@ -56,8 +84,9 @@ class FlatObservations(nn.Module):
             self.scale = input_scale(space) if isinstance(space, spaces.Box) else 1.0
         else:
             raise ConfigurationError(
-                f"{type(space).__name__} observation spaces are not supported: wrap the environment, for "
-                "example with gymnasium.wrappers.FlattenObservation, or write a Policy for it."
+                f"{type(space).__name__} observation spaces are not supported: wrap the environment so that "
+                "its observations are Box, Discrete, MultiDiscrete, MultiBinary, or Dict or Tuple of these, "
+                "or write a Policy for it."
             )
         self.shape: tuple[int, ...] = tuple(space.shape or ())
 
@@ -65,8 +94,7 @@ class FlatObservations(nn.Module):
         self.num_features = int(nvec.sum())
         self.offsets = Constant((np.cumsum(nvec) - nvec - start).astype(np.int64))
 
-    def forward(self, observations: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return ``[..., num_features]`` of ``dtype`` for observations ``[..., *space.shape]``."""
+    def __call__(self, observations: Tensor, dtype: torch.dtype) -> Tensor:
         leading = observations.shape[: observations.dim() - len(self.shape)]
         flat = observations.reshape(*leading, math.prod(self.shape))
         if self.offsets is not None:
@@ -77,14 +105,27 @@ class FlatObservations(nn.Module):
         return flat if self.scale == 1.0 else flat * self.scale
 
 
+def observation_leaves(space: gym.Space[Any]) -> dict[Path, gym.Space[Any]]:
+    """Return the leaves of an observation space that a network reads, by path: all but an action mask.
+
+    Raises:
+        ConfigurationError: if there is none.
+    """
+    leaves = {path: leaf for path, leaf in leaf_spaces(space).items() if path[:1] != (ACTION_MASK,)}
+    if not leaves:
+        raise ConfigurationError(f"The observation space {space} holds nothing to observe: add to it.")
+    return leaves
+
+
 class MLPEncoder(nn.Module):
     """A multi-layer perceptron with an activation after every layer.
 
     Args:
         observation_space: the observation space of one environment: Box of any shape and dtype, Discrete,
-            MultiDiscrete or MultiBinary.
+            MultiDiscrete, MultiBinary, or a Dict or Tuple of them, nested at will.
         hidden_sizes: units of each layer.
         activation: what follows each layer.
+        paths: the leaves of the space to read; all but an action mask if None.
 
     Raises:
         ConfigurationError: if the space is not supported, or an option's value is not.
@@ -95,21 +136,22 @@ class MLPEncoder(nn.Module):
         observation_space: gym.Space[Any],
         hidden_sizes: Sequence[int] = (64, 64),
         activation: Activation = "tanh",
+        paths: Sequence[Path] | None = None,
     ) -> None:
         super().__init__()
         check_positive("hidden_sizes", *hidden_sizes)
         if activation not in _ACTIVATIONS:
             choices = ", ".join(get_args(Activation))
             raise ConfigurationError(f"activation {activation!r} is not known: set it to one of {choices}.")
-        self.flatten = FlatObservations(observation_space)
+        self.flatten = FlatObservations(observation_space, paths)
         self.layers = nn.Sequential()
         for inputs, outputs in pairwise((self.flatten.num_features, *hidden_sizes)):
             self.layers.append(orthogonal(nn.Linear(inputs, outputs)))
             self.layers.append(_ACTIVATIONS[activation]())
         self.num_features = int(hidden_sizes[-1])
 
-    def forward(self, observations: Tensor) -> Tensor:
-        """Return features ``[..., num_features]`` for observations ``[..., *space.shape]``."""
+    def forward(self, observations: Any) -> Tensor:
+        """Return features ``[..., num_features]`` for observations with any leading dimensions."""
         dtype = next(self.layers.parameters()).dtype
         features: Tensor = self.layers(self.flatten(observations, dtype))
         return features

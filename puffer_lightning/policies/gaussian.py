@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from puffer_lightning.errors import ConfigurationError
-from puffer_lightning.policies.action_head import ActionHead
+from puffer_lightning.policies.action_head import LinearHead
 from puffer_lightning.policies.constants import Constant
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -40,7 +40,7 @@ def log_tanh_derivative(u: Tensor) -> Tensor:
     return 2 * (math.log(2) - u - softplus(-2 * u))
 
 
-class GaussianHead(ActionHead):
+class GaussianHead(LinearHead):
     """A diagonal Gaussian over a floating-point ``Box`` with D elements.
 
     The mean depends on the features, the standard deviation is trained but does not. Stored actions, and
@@ -62,7 +62,9 @@ class GaussianHead(ActionHead):
                 "make it a Discrete, MultiDiscrete or floating-point Box space."
             )
         size = math.prod(space.shape)
-        super().__init__(num_features, size, tuple(space.shape), torch.float32, noise_size=size)
+        super().__init__(
+            num_features, size, tuple(space.shape), torch.float32, noise_size=size, num_params=2 * size
+        )
         self.log_std = nn.Parameter(torch.full((size,), float(log_std_init)))
         self.low, self.high = Constant(space.low), Constant(space.high)
 

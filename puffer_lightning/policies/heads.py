@@ -3,17 +3,22 @@
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import spaces
 
 from puffer_lightning.errors import ConfigurationError
-from puffer_lightning.policies.action_head import ActionHead
+from puffer_lightning.policies.action_head import ActionHead, LinearHead
 from puffer_lightning.policies.categorical import CategoricalHead, MultiCategoricalHead
 from puffer_lightning.policies.gaussian import GaussianHead, SquashedGaussianHead
+from puffer_lightning.policies.hybrid import HybridHead
+from puffer_lightning.policies.nesting import leaf_spaces
 
 __all__ = [
     "ActionHead",
     "CategoricalHead",
     "GaussianHead",
+    "HybridHead",
+    "LinearHead",
     "MultiCategoricalHead",
     "SquashedGaussianHead",
     "make_head",
@@ -27,26 +32,38 @@ def make_head(
 
     Args:
         num_features: size of the features' last dimension.
-        action_space: the action space of one environment: Discrete, MultiDiscrete or a floating-point Box.
-        squash: squash the actions of a Box space by tanh to its bounds, instead of clipping them.
-        log_std_init: initial logarithm of the standard deviation of the actions of a Box space.
+        action_space: the action space of one environment: Discrete, MultiDiscrete, MultiBinary, a
+            floating-point Box, or a Dict or Tuple of them, nested at will.
+        squash: squash the actions of Box spaces by tanh to their bounds, instead of clipping them.
+        log_std_init: initial logarithm of the standard deviation of the actions of Box spaces.
 
     Raises:
-        ConfigurationError: if the space has no head, or ``squash`` does not fit it.
+        ConfigurationError: if a space has no head, or ``squash`` does not fit it.
     """
-    if isinstance(action_space, spaces.Box):
-        head = SquashedGaussianHead if squash else GaussianHead
-        return head(num_features, action_space, log_std_init)
-    if squash:
+    leaves = leaf_spaces(action_space)
+    if not leaves:
+        raise ConfigurationError(f"The action space {action_space} is empty: give it something to choose.")
+    if squash and not any(isinstance(leaf, spaces.Box) for leaf in leaves.values()):
         raise ConfigurationError(
             f"squash_actions is for Box action spaces, and this one is {type(action_space).__name__}: "
             "set squash_actions to false."
         )
-    if isinstance(action_space, spaces.Discrete):
-        return CategoricalHead(num_features, action_space)
-    if isinstance(action_space, spaces.MultiDiscrete):
-        return MultiCategoricalHead(num_features, action_space)
+    heads = {path: _leaf_head(num_features, leaf, squash, log_std_init) for path, leaf in leaves.items()}
+    return heads[()] if () in heads else HybridHead(action_space, dict(heads))
+
+
+def _leaf_head(num_features: int, space: gym.Space[Any], squash: bool, log_std_init: float) -> LinearHead:
+    if isinstance(space, spaces.Box):
+        head = SquashedGaussianHead if squash else GaussianHead
+        return head(num_features, space, log_std_init)
+    if isinstance(space, spaces.Discrete):
+        return CategoricalHead(num_features, space)
+    if isinstance(space, spaces.MultiDiscrete):
+        return MultiCategoricalHead(num_features, space)
+    if isinstance(space, spaces.MultiBinary):
+        two_each: spaces.MultiDiscrete[Any] = spaces.MultiDiscrete(np.full(space.shape, 2), dtype=np.int8)
+        return MultiCategoricalHead(num_features, two_each)
     raise ConfigurationError(
-        f"{type(action_space).__name__} action spaces are not supported: "
-        "wrap the environment so that its actions are Discrete, MultiDiscrete or Box."
+        f"{type(space).__name__} action spaces are not supported: wrap the environment so that its actions "
+        "are Discrete, MultiDiscrete, MultiBinary, Box, or Dict or Tuple of these."
     )

@@ -58,7 +58,7 @@ class RolloutBuffers(ABC):
             observations=tree_map(
                 lambda leaf: zeros(horizon, *leaf.shape, dtype=torch.as_tensor(leaf[:0]).dtype), observations
             ),
-            actions=zeros(*steps, *head.action_shape, dtype=head.action_dtype),
+            actions=head.empty_actions(*steps, device=device),
             log_probs=zeros(*steps),
             values=zeros(*steps),
             next_values=zeros(*steps),
@@ -71,7 +71,7 @@ class RolloutBuffers(ABC):
         self._leaf_rows = [leaf.unbind() for leaf in tree_leaves(self.rollout.observations)]
         self._rows = [tree_map(lambda leaf, t=t: leaf[t], self.rollout.observations) for t in range(horizon)]
         self._noise_rows = self.noise.unbind()
-        self._action_rows = self.rollout.actions.unbind()
+        self._action_rows = [leaf.unbind() for leaf in tree_leaves(self.rollout.actions)]
         self._log_prob_rows = self.rollout.log_probs.unbind()
         self._value_rows = self.rollout.values.unbind()
 
@@ -81,7 +81,10 @@ class RolloutBuffers(ABC):
 
     def write_action(self, t: int, action: Action) -> None:
         """Store what the policy decided at step t."""
-        self._action_rows[t].copy_(action.actions)
+        actions = action.actions
+        leaves = (actions,) if isinstance(actions, Tensor) else tree_leaves(actions)
+        for rows, leaf in zip(self._action_rows, leaves, strict=True):
+            rows[t].copy_(leaf)
         self._log_prob_rows[t].copy_(action.log_probs)
         self._value_rows[t].copy_(action.values)
 

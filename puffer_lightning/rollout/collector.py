@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from puffer_lightning.distributed import derive_seed, rank
-from puffer_lightning.policies import Action, Policy, State
+from puffer_lightning.policies import Action, Policy, State, unmasked
 from puffer_lightning.rollout.buffers import DeviceBuffers, HostBuffers, RolloutBuffers
 from puffer_lightning.rollout.episodes import finished_episodes
 from puffer_lightning.rollout.rollout import Rollout
@@ -34,7 +34,7 @@ class Collector:
         device: Where the policy is and the rollout's tensors shall be.
 
     Raises:
-        ConfigurationError: The environment does not say how it resets.
+        ConfigurationError: The environment does not say how it resets, or its action mask does not fit.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Collector:
         rollout, num_envs = buffers.rollout, self.env.num_envs
         replaced = self._stepper.autoreset_mode is not AutoresetMode.NEXT_STEP
         cut_off = buffers.cut_off() if replaced else None
-        observations, state = buffers.on_device(self._stepper.observations), self._state
+        observations, state = buffers.on_device(unmasked(self._stepper.observations)), self._state
         if cut_off is not None:
             observations = tree_map(lambda *parts: torch.cat(parts), observations, cut_off.observations)
             state = tree_map(lambda *parts: torch.cat(parts), state, cut_off.state)

@@ -24,14 +24,14 @@ class Trajectory:
     """One episode of L steps.
 
     Attributes:
-        observations: Pytree of arrays [L, ...], what the policy saw before each action.
-        actions: [L, ...] as the environment was given them.
+        observations: Pytree of arrays [L, ...], as the environment gave them before each action.
+        actions: Array [L, ...], or a pytree of them, as the environment was given them.
         rewards: [L].
         terminated: Whether the last step reached a terminal state; otherwise it was truncated.
     """
 
     observations: Any
-    actions: NDArray[Any]
+    actions: Any
     rewards: NDArray[Any]
     terminated: bool
 
@@ -100,7 +100,7 @@ def play(
         if (waits or number % _STEPS_WITHOUT_WAITING == 0) and not (played < dealt).any():
             break
         if recorder:
-            recorder.see(stepper.observations)
+            recorder.see(stepper.given)
         observations = tree_map(lambda leaf: torch.as_tensor(leaf, device=device), stepper.observations)
         if greedy:
             actions, state = policy.greedy(observations, state)
@@ -147,12 +147,12 @@ class _Recorder:
         self, episode: Any, actions: Any, rewards: Any, counted: Any, ended: Any, terminated: Any
     ) -> None:
         """Take a step, [N, ...] each: whose it is, what was done, earned, and whether it counts and ends."""
-        given, earned, episode, counted, ended, terminated = map(
+        given, earned, episode, counted, ended, terminated = tree_map(
             _copy, (actions, rewards, episode, counted, ended, terminated)
         )
         for row in np.flatnonzero(counted):
             steps = self._steps[row]
-            steps.append((tree_map(lambda leaf, row=row: leaf[row], self._seen), given[row], earned[row]))
+            steps.append(tree_map(lambda leaf, row=row: leaf[row], (self._seen, given, earned)))
             if ended[row]:
                 self.trajectories[int(episode[row])] = _trajectory(steps, bool(terminated[row]))
                 self._steps[row] = []
@@ -166,7 +166,7 @@ def _trajectory(steps: list[tuple[Any, Any, Any]], terminated: bool) -> Trajecto
     observations, actions, rewards = zip(*steps, strict=True)
     return Trajectory(
         observations=tree_map(lambda *leaves: np.stack(leaves), *observations),
-        actions=np.stack(actions),
+        actions=tree_map(lambda *leaves: np.stack(leaves), *actions),
         rewards=np.asarray(rewards),
         terminated=terminated,
     )

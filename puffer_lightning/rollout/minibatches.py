@@ -14,7 +14,7 @@ class Batch(NamedTuple):
 
     Attributes:
         observations: Pytree of tensors [B, ...].
-        actions: [B, ...].
+        actions: Tensor [B, ...] or a pytree of them.
         log_probs: [B] when the actions were sampled.
         values: [B] when the actions were sampled.
         advantages: [B], not normalised.
@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     """
 
     observations: Any
-    actions: Tensor
+    actions: Any
     log_probs: Tensor
     values: Tensor
     advantages: Tensor

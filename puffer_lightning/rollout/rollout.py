@@ -17,8 +17,10 @@ class Rollout:
     The :class:`~puffer_lightning.rollout.Collector` allocates it once and overwrites it with each rollout.
 
     Attributes:
-        observations: Pytree of tensors [T, N, ...] in the observation space's dtypes: what the policy saw.
-        actions: [T, N, ...], as the policy's head stores them.
+        observations: Pytree of tensors [T, N, ...] in the observation space's dtypes: what the policy saw;
+            :class:`~puffer_lightning.policies.MaskedObservations` of such where actions are masked.
+        actions: Tensor [T, N, ...], or a pytree of them for Dict and Tuple action spaces, as the policy's
+            head stores them.
         log_probs: [T, N] log-probability of ``actions`` when they were sampled.
         values: [T, N] V(observations).
         next_values: [T, N] V of the observation the step led to: the *final* one where the episode ended
@@ -37,7 +39,7 @@ class Rollout:
     """
 
     observations: Any
-    actions: Tensor
+    actions: Any
     log_probs: Tensor
     values: Tensor
     next_values: Tensor

@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 from torch import Tensor
 
 from puffer_lightning.errors import ConfigurationError
-from puffer_lightning.policies import CNNPolicy, MLPPolicy, Policy, make_policy
+from puffer_lightning.policies import CNNPolicy, MLPPolicy, MultiInputPolicy, Policy, make_policy
 
 VECTOR = spaces.Box(-1.0, 1.0, (4,))
 FRAMES = spaces.Box(0, 255, (1, 16, 16), np.uint8)
@@ -169,16 +169,20 @@ def test_act_compiles_without_graph_breaks(action: str) -> None:
         (spaces.Box(0, 255, (128,), np.uint8), MLPPolicy),
         (FRAMES, CNNPolicy),
         (spaces.Box(0, 255, (84, 84, 3), np.uint8), CNNPolicy),
+        (spaces.Dict(a=VECTOR, b=spaces.Discrete(3)), MLPPolicy),
+        (spaces.Tuple([VECTOR, spaces.Dict(camera=FRAMES)]), MultiInputPolicy),
+        (spaces.Dict(observation=FRAMES, action_mask=spaces.MultiBinary(3)), MultiInputPolicy),
     ],
 )
 def test_make_policy_chooses_by_the_observations(space: gym.Space[Any], expected: type[Policy]) -> None:
     assert type(make_policy(space, ACTIONS["discrete"])) is expected
 
 
-@pytest.mark.parametrize("space", [spaces.Dict(a=VECTOR), spaces.Tuple([VECTOR])])
+@pytest.mark.parametrize("space", [spaces.Text(3), spaces.Sequence(VECTOR), spaces.Graph(VECTOR, None)])
 def test_unsupported_observations_are_refused_by_name(space: gym.Space[Any]) -> None:
-    with pytest.raises(ConfigurationError, match=type(space).__name__):
-        make_policy(space, ACTIONS["discrete"])
+    for nested in (space, spaces.Dict(a=FRAMES, b=spaces.Tuple([space]))):
+        with pytest.raises(ConfigurationError, match=f"^{type(space).__name__} observation spaces"):
+            make_policy(nested, ACTIONS["discrete"])
 
 
 def test_unknown_network_is_refused() -> None:

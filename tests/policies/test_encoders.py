@@ -60,9 +60,15 @@ class TestFlatObservations:
         bits = spaces.Box(0, 1, (2,), np.uint8)
         assert flatten(bits, torch.tensor([[0, 1]], dtype=torch.uint8)).tolist() == [[0.0, 1.0]]
 
-    @pytest.mark.parametrize("space", [spaces.Dict(a=UNIT), spaces.Tuple([UNIT]), spaces.Text(3)])
+    @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Sequence(UNIT), spaces.Graph(UNIT, None)])
     def test_other_spaces_are_refused_by_name(self, space: gym.Space[Any]) -> None:
-        with pytest.raises(ConfigurationError, match=f"^{type(space).__name__} observation spaces"):
+        for nested in (space, spaces.Dict(a=UNIT, b=spaces.Tuple([space]))):
+            with pytest.raises(ConfigurationError, match=f"^{type(space).__name__} observation spaces"):
+                MLPEncoder(nested)
+
+    @pytest.mark.parametrize("space", [spaces.Dict(), spaces.Dict(action_mask=spaces.MultiBinary(3))])
+    def test_nothing_to_observe_is_refused(self, space: gym.Space[Any]) -> None:
+        with pytest.raises(ConfigurationError, match="nothing to observe"):
             MLPEncoder(space)
 
 

@@ -8,9 +8,9 @@ from gymnasium import spaces
 
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import (
-    ActionHead,
     CategoricalHead,
     GaussianHead,
+    LinearHead,
     MultiCategoricalHead,
     SquashedGaussianHead,
     make_head,
@@ -24,13 +24,15 @@ BOX = spaces.Box(-1.0, 1.0, (2,))
     [
         (spaces.Discrete(3), False, CategoricalHead),
         (spaces.MultiDiscrete([3, 2]), False, MultiCategoricalHead),
+        (spaces.MultiBinary(3), False, MultiCategoricalHead),
         (BOX, False, GaussianHead),
         (BOX, True, SquashedGaussianHead),
     ],
 )
-def test_each_space_gets_its_head(space: gym.Space[Any], squash: bool, expected: type[ActionHead]) -> None:
+def test_each_space_gets_its_head(space: gym.Space[Any], squash: bool, expected: type[LinearHead]) -> None:
     head = make_head(8, space, squash)
     assert type(head) is expected
+    assert isinstance(head, LinearHead)
     singular_values = torch.linalg.svdvals(head.linear.weight)
     torch.testing.assert_close(singular_values, torch.full_like(singular_values, 0.01))
     assert not head.linear.bias.any()
@@ -41,6 +43,8 @@ def test_each_space_gets_its_head(space: gym.Space[Any], squash: bool, expected:
     [
         spaces.Discrete(3, start=4),
         spaces.MultiDiscrete([3, 2, 7]),
+        spaces.MultiBinary(4),
+        spaces.MultiBinary((2, 3)),
         BOX,
         spaces.Box(0.0, 1.0, (1,), np.float64),
     ],
@@ -51,8 +55,8 @@ def test_what_the_environment_is_given_is_in_its_space(space: gym.Space[Any], sq
     noise = torch.empty(5, 20, head.noise_size)
     head.fill_noise(noise, torch.Generator().manual_seed(0))
     actions, log_probs = head.sample(head(torch.ones(5, 20, 8)), noise)
-    assert actions.shape == (5, 20, *head.action_shape)
-    assert actions.dtype == head.action_dtype
+    stored = head.empty_actions(5, 20)
+    assert (actions.shape, actions.dtype) == (stored.shape, stored.dtype)
     assert log_probs.shape == (5, 20)
     for given in head.to_env(actions).flatten(0, 1).numpy():
         assert space.contains(given)
@@ -67,16 +71,21 @@ def test_log_std_init_reaches_the_parameter() -> None:
 @pytest.mark.parametrize(
     "space",
     [
-        spaces.MultiBinary(3),
-        spaces.Dict(a=BOX),
-        spaces.Tuple([BOX]),
         spaces.Text(3),
         spaces.Sequence(BOX),
         spaces.Graph(BOX, None),
+        spaces.OneOf([BOX]),
     ],
 )
 def test_other_spaces_are_refused_by_name(space: gym.Space[Any]) -> None:
-    with pytest.raises(ConfigurationError, match=f"^{type(space).__name__} action spaces"):
+    for nested in (space, spaces.Dict(a=BOX, b=spaces.Tuple([space]))):
+        with pytest.raises(ConfigurationError, match=f"^{type(space).__name__} action spaces"):
+            make_head(8, nested)
+
+
+@pytest.mark.parametrize("space", [spaces.Dict(), spaces.Tuple([]), spaces.Dict(a=spaces.Tuple([]))])
+def test_nothing_to_choose_is_refused(space: gym.Space[Any]) -> None:
+    with pytest.raises(ConfigurationError, match="is empty"):
         make_head(8, space)
 
 
