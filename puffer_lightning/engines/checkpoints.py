@@ -25,5 +25,5 @@ def check_same_policy(policy: Policy, state_dict: dict[str, Tensor]) -> None:
             here, there = (str(tuple(of[key])) if key in of else "none" for of in (wanted, saved))
             raise ConfigurationError(
                 f"ckpt_path holds another policy: {key} is {there} in the checkpoint and {here} in this run; "
-                "use the model.policy and data.env it was trained with."
+                "use the model.policy, data.env and model.normalize_… options it was trained with."
             )

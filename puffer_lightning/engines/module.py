@@ -29,7 +29,7 @@ from puffer_lightning.engines.optimizers import (
 )
 from puffer_lightning.engines.steps import backward_and_optimizer
 from puffer_lightning.errors import ConfigurationError
-from puffer_lightning.policies import Policy, make_policy
+from puffer_lightning.policies import ObservationNormalizer, Policy, RewardNormalizer, make_policy
 from puffer_lightning.ppo import Learner, PPOConfig
 from puffer_lightning.rollout import Episodes, Rollout
 
@@ -52,6 +52,11 @@ class PPO(L.LightningModule):
         warm_up_share: Share of ``total_timesteps`` over which the learning rate rises to its full value; not
             with a torch scheduler.
         compile: Compile acting and the loss with ``torch.compile``.
+        normalize_observations: Shift and scale each element of the observations by running statistics, to
+            mean 0 and standard deviation 1, clipped to ±10: all Box parts but those of uint8. The statistics
+            are saved with the policy, and evaluation uses them as they are.
+        normalize_rewards: Divide the rewards trained on by the running standard deviation of discounted
+            returns; the episode returns that are logged stay as the environment gave them.
         coefficients: Fields of :class:`~puffer_lightning.ppo.PPOConfig`.
 
     Attributes:
@@ -72,6 +77,8 @@ class PPO(L.LightningModule):
         lr_schedule: Schedule = "linear",
         warm_up_share: float = 0.0,
         compile: bool = False,
+        normalize_observations: bool = False,
+        normalize_rewards: bool = False,
         **coefficients: Any,
     ) -> None:
         super().__init__()
@@ -84,6 +91,8 @@ class PPO(L.LightningModule):
         self._lr_schedule = lr_schedule
         self._warm_up_share = warm_up_share
         self._compile = compile
+        self._normalize_observations = normalize_observations
+        self._normalize_rewards = normalize_rewards
         self._saved: dict[str, Any] | None = None
         self._returns, self._lengths = CatMetric(), CatMetric()
 
@@ -102,6 +111,10 @@ class PPO(L.LightningModule):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(derive_seed(torch.initial_seed(), "policy"))
                 self.policy = self._make_policy(*data.spaces)
+            if self._normalize_observations:
+                self.policy.observation_normalizer = ObservationNormalizer(data.spaces[0])
+            if self._normalize_rewards:
+                self.policy.reward_normalizer = RewardNormalizer()
         if tree_leaves(self.policy.initial_state(1)):
             raise ConfigurationError(
                 f"model.policy {type(self.policy).__name__} is recurrent, which is not trained yet: choose a "

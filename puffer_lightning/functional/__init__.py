@@ -1,6 +1,6 @@
 """Pure tensor functions: every formula of PPO once, each with its source."""
 
-from puffer_lightning.functional.advantages import gae
+from puffer_lightning.functional.advantages import gae, running_returns
 from puffer_lightning.functional.diagnostics import (
     approx_kl,
     clip_fraction,
@@ -34,6 +34,7 @@ __all__ = [
     "linear",
     "masked_sums",
     "mean_and_std",
+    "running_returns",
     "standardize",
     "value_loss",
     "warm_up",

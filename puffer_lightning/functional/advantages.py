@@ -60,3 +60,34 @@ def gae(
     for t in reversed(range(len(rows) - 1)):
         rows[t].addcmul_(decays[t], rows[t + 1])
     return advantages
+
+
+@torch.no_grad()
+def running_returns(
+    rewards: Tensor, valid: Tensor, ended: Tensor, gamma: float, carry: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""Discounted sums of the rewards *so far* in each episode, whose spread is a scale for rewards.
+
+    For ``t = 0, ..., T-1``::
+
+        G_t = r_t + γ · (1 - ended_{t-1}) · G_{t-1}
+
+    Source: Engstrom et al. 2020, section 3, arXiv 2005.12729.
+
+    Args:
+        rewards: ``[T, N]``. Not read where not ``valid``.
+        valid: ``[T, N]`` bool, False on reset steps, which belong to no episode and return 0.
+        ended: ``[T, N]`` bool, terminated or truncated at this step.
+        gamma: Discount γ in [0, 1].
+        carry: ``[N]`` float64, γ · G of the episodes under way before the first step.
+
+    Returns:
+        ``(G [T, N], carry [N])``, float64.
+    """
+    returns = rewards.double().where(valid, 0.0)
+    decay = ended.logical_not().double().mul_(gamma)
+    rows, decays = returns.unbind(), decay.unbind()
+    rows[0].add_(carry)
+    for t in range(1, len(rows)):
+        rows[t].addcmul_(decays[t - 1], rows[t - 1])
+    return returns, decays[-1] * rows[-1]

@@ -23,6 +23,7 @@ from puffer_lightning.policies.masking import (
     without_mask,
 )
 from puffer_lightning.policies.multi_input import MultiInputEncoder
+from puffer_lightning.policies.normalization import ObservationNormalizer, RewardNormalizer
 
 __all__ = [
     "ACTION_MASK",
@@ -44,8 +45,10 @@ __all__ = [
     "MultiInputEncoder",
     "MultiInputPolicy",
     "NatureCNN",
+    "ObservationNormalizer",
     "Observations",
     "Policy",
+    "RewardNormalizer",
     "SquashedGaussianHead",
     "State",
     "is_image",

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from puffer_lightning.policies.action_head import ActionHead, Actions
 from puffer_lightning.policies.masking import MaskedObservations
+from puffer_lightning.policies.normalization import ObservationNormalizer, RewardNormalizer
 
 Observations = Any
 """A tensor or a pytree of tensors, leading dimension B; ``MaskedObservations`` where actions are masked."""
@@ -47,18 +48,32 @@ class Policy(nn.Module, ABC):
     lives inside the module. All other methods call the module itself, not ``forward``, so that the hooks of
     wrappers (FSDP) run. None of them turns gradients off: the caller does, for a rollout.
 
-    Action masks are the concern of these methods, not of ``forward``: they take the mask off the observations
-    and apply it to the parameters.
+    Action masks and normalisation are the concern of these methods, not of ``forward``: they take the mask
+    off the observations, normalise them, and apply the mask to the parameters.
+
+    Attributes:
+        head: the action head.
+        observation_normalizer: normalises what ``forward`` is given, if not None.
+        reward_normalizer: scales the rewards that the policy is trained on, if not None; kept with the policy
+            because the values are in its units.
     """
 
     head: ActionHead
+    observation_normalizer: ObservationNormalizer | None
+    reward_normalizer: RewardNormalizer | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_normalizer = None
+        self.reward_normalizer = None
 
     @abstractmethod
     def forward(self, observations: Observations, state: State = ()) -> tuple[Tensor, Tensor, State]:
         """Return what all else follows from.
 
         Args:
-            observations: a batch of observations, leading dimension B, without an action mask.
+            observations: a batch of observations, leading dimension B, normalised and without an
+                action mask.
             state: the state before the step.
 
         Returns:
@@ -122,5 +137,7 @@ class Policy(nn.Module, ABC):
         action_mask = None
         if isinstance(observations, MaskedObservations):
             observations, action_mask = observations
+        if self.observation_normalizer is not None:
+            observations = self.observation_normalizer(observations)
         params, values, next_state = self(observations, state)
         return params if action_mask is None else self.head.mask(params, action_mask), values, next_state

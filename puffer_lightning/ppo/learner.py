@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from puffer_lightning.distributed import derive_seed, rank, world_size
+from puffer_lightning.functional import running_returns
 from puffer_lightning.policies import Policy
 from puffer_lightning.ppo.config import PPOConfig
 from puffer_lightning.ppo.loss import minibatch_loss
@@ -42,6 +44,8 @@ class Learner:
         device = next(policy.parameters()).device
         self._generator = torch.Generator(device).manual_seed(derive_seed(seed, "minibatches", rank()))
         self._statistics = EpisodeStatistics()
+        # Of the episodes under way. Not saved: a resumed run starts new episodes.
+        self._discounted: Tensor | None = None
 
     def learn(
         self,
@@ -72,13 +76,16 @@ class Learner:
         losses = update(
             policy or self.policy,
             optimizer,
-            rollout,
+            self._scaled(rollout),
             self.config,
             self._generator,
             backward=backward,
             no_sync=no_sync,
             loss_function=self._loss,
         )
+        if self.policy.observation_normalizer is not None:
+            # Only now: the update has to see the observations as the rollout's policy saw them.
+            self.policy.observation_normalizer.update(rollout.observations, rollout.valid)
         steps = rollout.num_steps * world_size()
         self.env_steps += steps
         self._statistics.update(rollout.episode_returns, rollout.episode_lengths)
@@ -91,6 +98,20 @@ class Learner:
         metrics["time/rollout_share"] = rollout.seconds / (end - rollout.began)
         metrics["time/update_share"] = (end - begin) / (end - rollout.began)
         return metrics
+
+    def _scaled(self, rollout: Rollout) -> Rollout:
+        """The rollout with its rewards normalised, if they are to be; statistics take it in before."""
+        normalizer = self.policy.reward_normalizer
+        if normalizer is None:
+            return rollout
+        if self._discounted is None or len(self._discounted) != rollout.num_envs:
+            self._discounted = rollout.rewards.new_zeros(rollout.num_envs, dtype=torch.float64)
+        ended = rollout.terminated | rollout.truncated
+        returns, self._discounted = running_returns(
+            rollout.rewards, rollout.valid, ended, self.config.gamma, self._discounted
+        )
+        normalizer.update(returns, rollout.valid)
+        return replace(rollout, rewards=normalizer(rollout.rewards))
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, statistics and this rank's shuffling, for a checkpoint."""
