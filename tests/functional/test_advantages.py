@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from puffer_lightning.functional import gae
+from puffer_lightning.functional import gae, running_returns
 
 # Three environments over four steps with γ = λ = ½, so γλ = ¼; every reward is 1. The episode of the second
 # terminates at t = 1, that of the third is truncated there with a final observation worth 20, not the 6 of
@@ -128,3 +128,27 @@ def test_inputs_are_left_alone_and_no_gradient_is_recorded() -> None:
     assert not advantages.requires_grad
     for given, original in zip(inputs, (REWARDS, VALUES, NEXT_VALUES), strict=True):
         assert torch.equal(given, original)
+
+
+class TestRunningReturns:
+    def test_sums_start_anew_with_each_episode_and_carry_over(self) -> None:
+        nan = torch.nan
+        rewards = torch.tensor([[1.0, 1.0], [2.0, nan], [4.0, 2.0], [8.0, 4.0]])
+        valid = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1]]).bool()
+        ended = torch.tensor([[0, 1], [1, 0], [0, 0], [0, 1]]).bool()
+        returns, carry = running_returns(rewards, valid, ended, 0.5, torch.tensor([10.0, 0.0]).double())
+        # The second environment resets at its second step.
+        expected = torch.tensor([[11.0, 1.0], [7.5, 0.0], [4.0, 2.0], [10.0, 5.0]])
+        assert_close(returns, expected.double(), rtol=0, atol=0)
+        assert carry.tolist() == [5.0, 0.0]
+        assert rewards[0, 0] == 1.0
+
+    def test_two_rollouts_in_a_row_are_one(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        rewards = torch.randn(12, 5, generator=generator)
+        ended = torch.rand(12, 5, generator=generator) < 0.2
+        valid, start = torch.ones_like(ended), torch.zeros(5, dtype=torch.float64)
+        whole, _ = running_returns(rewards, valid, ended, 0.9, start)
+        first, carry = running_returns(rewards[:7], valid[:7], ended[:7], 0.9, start)
+        second, _ = running_returns(rewards[7:], valid[7:], ended[7:], 0.9, carry)
+        assert torch.equal(torch.cat((first, second)), whole)

@@ -27,6 +27,7 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
         "gae": lambda: functional.gae(x, x, x, flags, flags, 0.99, 0.95),
         "masked_sums": lambda: functional.masked_sums(x, flags),
         "mean_and_std": lambda: functional.mean_and_std(sums),
+        "running_returns": lambda: functional.running_returns(x, flags, flags, 0.99, x[0].double()),
         "standardize": lambda: functional.standardize(x, sums[0], sums[1]),
         "value_loss": lambda: functional.value_loss(x, x, x, 0.2),
     }

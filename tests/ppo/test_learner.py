@@ -1,13 +1,17 @@
 import copy
 import dataclasses
 import time
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
-from puffer_lightning.ppo import Learner, Metrics, PPOConfig
+from puffer_lightning.functional import running_returns
+from puffer_lightning.policies import ObservationNormalizer, RewardNormalizer
+from puffer_lightning.ppo import Learner, Metrics, PPOConfig, update
 from puffer_lightning.rollout import Rollout
 from tests.transitions import ExactPolicy, parameters_of, random_rollout
 
@@ -149,3 +153,50 @@ def test_the_wrapped_policy_is_the_one_that_evaluates() -> None:
     run.learner.learn(run.rollout(), run.optimizer, policy=Wrapped())
     assert calls == [32] * 6
     assert not torch.equal(run.parameters(), parameters_of(ExactPolicy()))
+
+
+class TestNormalization:
+    def test_the_update_gets_scaled_rewards_and_the_rollout_keeps_its_own(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = Run()
+        run.policy.reward_normalizer = RewardNormalizer().double()
+        given: list[Tensor] = []
+
+        def recorded(policy: Any, optimizer: Any, rollout: Rollout, *rest: Any, **options: Any) -> Any:
+            given.append(rollout.rewards)
+            return update(policy, optimizer, rollout, *rest, **options)
+
+        monkeypatch.setattr(import_module("puffer_lightning.ppo.learner"), "update", recorded)
+        all_returns, carry = [], torch.zeros(8, dtype=torch.float64)
+        for iteration in range(2):
+            rollout = run.rollout(3.0)
+            rewards = rollout.rewards.clone()
+            metrics = run.learner.learn(rollout, run.optimizer)
+            run.iterations += 1
+            assert torch.equal(rollout.rewards, rewards)
+            assert metrics["rollout/episode_return"] == 3.0
+            ended = rollout.terminated | rollout.truncated
+            returns, carry = running_returns(rewards, rollout.valid, ended, 0.99, carry)
+            all_returns.append(returns[rollout.valid])
+            std = torch.cat(all_returns).std(correction=0)
+            assert std > 1.5, "scaling must show"
+            torch.testing.assert_close(given[iteration], rewards / std, rtol=1e-9, atol=0)
+
+    def test_observations_are_taken_in_after_the_update(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = Run()
+        run.policy.observation_normalizer = normalizer = ObservationNormalizer(spaces.Box(-1.0, 1.0, (3,)))
+        counts: list[int] = []
+
+        def recorded(*arguments: Any, **options: Any) -> Any:
+            counts.append(int(normalizer.moments.count))
+            return update(*arguments, **options)
+
+        monkeypatch.setattr(import_module("puffer_lightning.ppo.learner"), "update", recorded)
+        first, second = run.rollout(), run.rollout()
+        for rollout in (first, second):
+            run.learner.learn(rollout, run.optimizer)
+        valid = int(first.valid.sum())
+        assert valid < first.valid.numel()
+        assert counts == [0, valid]
+        assert normalizer.moments.count == 2 * valid
