@@ -74,9 +74,7 @@ def test_every_part_of_a_hybrid_action_learns_from_its_part_of_the_observation()
 @pytest.mark.slow
 def test_taxi_is_solved_with_the_mask_of_its_infos() -> None:
     torch.manual_seed(1)
-    data = RolloutDataModule(
-        "Taxi-v4", num_envs=16, horizon=128, total_timesteps=120_000, eval_greedy=False
-    )
+    data = RolloutDataModule("Taxi-v4", num_envs=16, horizon=128, total_timesteps=120_000, eval_greedy=False)
     model = PPO(normalize_rewards=True)
     for _ in iterations(Fabric(accelerator="cpu", devices=1), model, data):
         pass

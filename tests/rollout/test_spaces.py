@@ -104,8 +104,8 @@ class Masked(gym.Env[Any, Any]):
 
     action_space = spaces.Discrete(3, start=1)
 
-    def __init__(self, where: Where, blocked_at: int | None = None) -> None:
-        self.where, self.blocked_at = where, blocked_at
+    def __init__(self, where: Where, row: int = 0, blocked_at: int | None = None) -> None:
+        self.where, self.row, self.blocked_at = where, row, blocked_at
         box = spaces.Box(-1.0, 1.0, (2,))
         in_observation = spaces.Dict(x=box, action_mask=spaces.MultiBinary(3))
         self.observation_space = in_observation if where == "observation" else box
@@ -130,13 +130,14 @@ class Masked(gym.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self.taken.append((int(action), self.only + 1))
         self.steps += 1
-        over = self.steps == 2 + self.episode
+        # Rows end together and apart.
+        over = self.steps == 2 + (self.episode + self.row) % 4
         observation, info = self.observe(over)
         return observation, 1.0, over and self.episode % 2 == 0, over and self.episode % 2 == 1, info
 
 
 def masked(where: Where, mode: AutoresetMode, blocked: int | None = None) -> SyncVectorEnv:
-    makers = [lambda row=row: Masked(where, 2 if row == blocked else None) for row in range(3)]
+    makers = [lambda row=row: Masked(where, row, 1 if row == blocked else None) for row in range(3)]
     return SyncVectorEnv(makers, autoreset_mode=mode)
 
 
