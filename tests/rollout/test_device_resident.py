@@ -6,13 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from puffer_lightning.policies import Policy
+from puffer_lightning.errors import ConfigurationError
+from puffer_lightning.policies import Policy, make_policy
 from puffer_lightning.rollout import Collector, Rollout, play
 from tests.environments import MODES, SCHEDULES, Counter, KnownValues, RunningSum, counters
 
@@ -251,3 +253,40 @@ def test_observations_may_be_nested_and_keep_their_dtypes(mode: AutoresetMode) -
     keep = ~found.terminated
     assert torch.equal(found.next_values[keep], expected.next_values[keep])
     assert len(SCHEDULES) == found.num_envs
+
+
+class Hybrid(InTorch):
+    """Takes actions in parts, and keeps them."""
+
+    def __init__(self, mode: AutoresetMode) -> None:
+        super().__init__(mode)
+        self.single_action_space = spaces.Dict(go=spaces.Discrete(2, start=5), aim=spaces.Box(-1, 1, (2,)))
+        self.taken: list[Any] = []
+
+    def step(self, actions: Any) -> Any:
+        self.taken.append(tree_map(torch.clone, actions))
+        return super().step(actions["go"] - 5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_actions_may_be_nested(mode: AutoresetMode) -> None:
+    env = Hybrid(mode)
+    policy = make_policy(env.single_observation_space, env.single_action_space)
+    [rollout] = collect(env, 24, policy)
+    expected = policy.head.to_env(rollout.actions)
+    assert expected.keys() == {"go", "aim"}
+    for key, leaf in expected.items():
+        assert torch.equal(torch.stack([actions[key] for actions in env.taken]), leaf)
+    for trajectory in play(policy, Hybrid(mode), 3, seed=0, greedy=False, record=True).trajectories:
+        assert trajectory.actions["go"].min() >= 5
+        assert trajectory.actions["aim"].shape == (len(trajectory.rewards), 2)
+
+
+class Masking(InTorch):
+    def reset(self, **options: Any) -> Any:
+        return super().reset(**options)[0], {"action_mask": torch.ones(self.num_envs, 2, dtype=torch.bool)}
+
+
+def test_action_masks_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="device-resident environments cannot be masked"):
+        Collector(Masking(AutoresetMode.SAME_STEP), 4)

@@ -1,5 +1,6 @@
 """Rollouts and episodes of nested spaces and masked actions."""
 
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -11,6 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import HealthCheck, given, settings
 from torch.utils._pytree import tree_leaves, tree_map
 
+from puffer_lightning.envs import SharedMemoryVectorEnv
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import MaskedObservations, Policy, make_policy
 from puffer_lightning.ppo import Learner, PPOConfig
@@ -201,6 +203,18 @@ class TestMasks:
         env = masked(where, mode, blocked=1)
         with pytest.raises(ConfigurationError, match="environment 1 masks all 3 choices"):
             Collector(env, horizon=16).collect(policy_for(env))
+
+    def test_masks_of_worker_processes_are_the_same(self, where: Where, mode: AutoresetMode) -> None:
+        serial = masked(where, mode)
+        policy = policy_for(serial)
+        rows = [partial(Masked, where, row) for row in range(3)]
+        workers = SharedMemoryVectorEnv(rows, num_workers=2, autoreset_mode=mode, context="fork")
+        try:
+            found, expected = (Collector(env, horizon=16).collect(policy) for env in (workers, serial))
+        finally:
+            workers.close()
+        for name in ("observations", "actions", "valid", "values", "next_values"):
+            assert equal(getattr(found, name), getattr(expected, name)), name
 
 
 class LateMask(Masked):
