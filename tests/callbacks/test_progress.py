@@ -173,6 +173,9 @@ class TestOnATerminal:
 
     def test_no_thread_is_left_to_be_forked(self, tmp_path: Path) -> None:
         threads: list[int] = []
+        if tqdm.monitor is not None:  # of a bar that another test drew
+            tqdm.monitor.exit()
+            tqdm.monitor = None
 
         class Count(Callback):
             def on_train_epoch_end(self, *_: Any) -> None:
