@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,8 +8,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from puffer_lightning.callbacks import Threads
 from puffer_lightning.callbacks.threads import is_small
-from puffer_lightning.engines import PPO, RolloutDataModule
 from puffer_lightning.policies import CNNPolicy, MLPPolicy
+from tests.callbacks.runs import PPO, Break, data, trainer
 
 FEATURES, ACTIONS = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
 
@@ -30,49 +31,26 @@ def three_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def witnessed() -> Witness:
+def witnessed(folder: Path) -> Witness:
     witness = Witness()
-    data = RolloutDataModule("puffer/Bandit-v0", num_envs=8, horizon=4, total_timesteps=64, eval_episodes=2)
-    Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        callbacks=[Threads(), witness],
-    ).fit(PPO(), datamodule=data)
+    trainer(Threads(), witness, folder=folder, validate_every=1).fit(PPO(), datamodule=data(1))
     return witness
 
 
-def test_a_small_network_gets_one_thread_and_the_rest_is_put_back() -> None:
-    witness = witnessed()
+def test_a_small_network_gets_one_thread_and_the_rest_is_put_back(tmp_path: Path) -> None:
+    witness = witnessed(tmp_path)
     assert (witness.training, witness.evaluation, torch.get_num_threads()) == (1, 1, 3)
 
 
-def test_the_environment_variable_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert witnessed().training == 3
+    assert witnessed(tmp_path).training == 3
 
 
-def test_threads_are_put_back_after_an_exception() -> None:
-    class Raises(Callback):
-        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
-            raise RuntimeError("stop here")
-
-    data = RolloutDataModule("puffer/Bandit-v0", num_envs=8, horizon=4, total_timesteps=64)
-    trainer = Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[Threads(), Raises()],
-    )
+def test_threads_are_put_back_after_an_exception(tmp_path: Path) -> None:
+    stops = Break(0, RuntimeError("stop here"))
     with pytest.raises(RuntimeError, match="stop here"):
-        trainer.fit(PPO(), datamodule=data)
+        trainer(Threads(), stops, folder=tmp_path).fit(PPO(), datamodule=data(1))
     assert torch.get_num_threads() == 3
 
 

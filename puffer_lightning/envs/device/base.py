@@ -10,6 +10,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
 
+from puffer_lightning.envs.arguments import check_arguments, parse_autoreset_mode
 from puffer_lightning.errors import ConfigurationError
 
 GameState = dict[str, Tensor]
@@ -84,19 +85,13 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, NDArray[Any]]):
         compile: bool = False,
         render_mode: str | None = None,
     ) -> None:
-        if num_envs < 1:
-            raise ConfigurationError(f"num_envs is {num_envs}: set it to 1 or more.")
+        check_arguments(type(self).__name__, num_envs, render_mode, self.render_modes)
         self.max_episode_steps = max_episode_steps or self.default_max_episode_steps
         if self.max_episode_steps < 1:
             raise ConfigurationError(f"max_episode_steps is {max_episode_steps}: set it to 1 or more.")
-        if render_mode is not None and render_mode not in self.render_modes:
-            offered = " or ".join(("None", *map(repr, self.render_modes)))
-            raise ConfigurationError(
-                f"render_mode {render_mode!r} is not offered by {type(self).__name__}: set it to {offered}."
-            )
         self.num_envs = num_envs
         self.render_mode = render_mode
-        self.autoreset_mode = _parse_autoreset_mode(autoreset_mode)
+        self.autoreset_mode = parse_autoreset_mode(autoreset_mode)
         self.metadata = {
             "render_modes": list(self.render_modes),
             "render_fps": self.render_fps,
@@ -251,12 +246,3 @@ def _select(mask: Tensor, where_true: GameState, where_false: GameState) -> Game
         name: torch.where(mask.view(-1, *[1] * (leaf.ndim - 1)), leaf, where_false[name])
         for name, leaf in where_true.items()
     }
-
-
-def _parse_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
-    if isinstance(mode, AutoresetMode):
-        return mode
-    by_text = {text: member for member in AutoresetMode for text in (member.name, member.value)}
-    if mode not in by_text:
-        raise ConfigurationError(f"autoreset_mode is {mode!r}: set it to one of {sorted(by_text)}.")
-    return by_text[mode]

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from puffer_lightning.envs.arguments import check_arguments, parse_autoreset_mode
 from puffer_lightning.errors import ConfigurationError
 
 Array = NDArray[Any]
@@ -67,16 +68,10 @@ class SanityVectorEnv(VectorEnv[Array, Array, Array]):
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         render_mode: str | None = None,
     ) -> None:
-        if num_envs < 1:
-            raise ConfigurationError(f"num_envs is {num_envs}; set it to 1 or more.")
-        if render_mode is not None and render_mode not in self.render_modes:
-            offered = " or ".join(("None", *map(repr, self.render_modes)))
-            raise ConfigurationError(
-                f"render_mode {render_mode!r} is not offered by {type(self).__name__}; set it to {offered}."
-            )
+        check_arguments(type(self).__name__, num_envs, render_mode, self.render_modes)
         self.num_envs = num_envs
         self.render_mode = render_mode
-        self.autoreset_mode = _parse_autoreset_mode(autoreset_mode)
+        self.autoreset_mode = parse_autoreset_mode(autoreset_mode)
         self.metadata = {
             "render_modes": list(self.render_modes),
             "render_fps": 4,
@@ -224,15 +219,6 @@ class SanityVectorEnv(VectorEnv[Array, Array, Array]):
             )
         assert self._ready, "call reset without a mask first"
         return np.flatnonzero(mask)
-
-
-def _parse_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
-    if isinstance(mode, AutoresetMode):
-        return mode
-    by_text = {text: member for member in AutoresetMode for text in (member.name, member.value)}
-    if mode not in by_text:
-        raise ConfigurationError(f"autoreset_mode is {mode!r}; set it to one of {sorted(by_text)}.")
-    return by_text[mode]
 
 
 def _final_infos(observation: Array, done: NDArray[np.bool_]) -> dict[str, Any]:
