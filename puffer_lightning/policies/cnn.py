@@ -60,7 +60,8 @@ class ImageLayout:
             images = images.unsqueeze(1)
         elif self.channels_last:
             images = images.permute(0, 3, 1, 2)
-        images = images.to(dtype)
+        # Convolutions are a quarter faster (NatureCNN, CPU) to twice as fast (IMPALA) in this memory format.
+        images = images.to(dtype, memory_format=torch.channels_last)
         return images if self.scale == 1.0 else images * self.scale
 
 

@@ -55,11 +55,11 @@ class TestBothNetworks:
         assert (features[0] != features[1]).any()
 
     def test_uint8_frames_equal_frames_divided_by_255(self, encoder_type: type[ImageEncoder]) -> None:
-        encoder = encoder_type(frames(3, 16, 16))
-        as_float = encoder_type(spaces.Box(0.0, 1.0, (3, 16, 16)))
+        encoder = encoder_type(frames(3, 16, 16)).double()
+        as_float = encoder_type(spaces.Box(0.0, 1.0, (3, 16, 16))).double()
         as_float.load_state_dict(encoder.state_dict())
         images = random_frames(4, 3, 16, 16)
-        torch.testing.assert_close(encoder(images), as_float(images.float() / 255))
+        torch.testing.assert_close(encoder(images), as_float(images.double() / 255))
 
     def test_channels_last_equals_channels_first(self, encoder_type: type[ImageEncoder]) -> None:
         first = encoder_type(frames(3, 20, 16))
