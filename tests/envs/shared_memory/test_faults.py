@@ -195,6 +195,7 @@ def test_a_fault_is_one_readable_line_and_a_traceback() -> None:
 
 
 SCRIPT = """
+import signal
 import sys
 from functools import partial
 import numpy as np
@@ -202,6 +203,7 @@ from puffer_lightning.envs import SharedMemoryVectorEnv
 from tests.envs.shared_memory.environments import Counting
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background
     kind = partial(Counting, 0, nap=float(sys.argv[2]))
     env = SharedMemoryVectorEnv(kind, 4, 2, context=sys.argv[1])
     env.reset(seed=1)
@@ -235,7 +237,11 @@ def test_nothing_outlives_the_trainer(context: str, nap: float, way: signal.Sign
             os.killpg(trainer.pid, way)  # as the terminal does
         else:
             trainer.send_signal(way)
-        trainer.communicate(timeout=20)
+        try:
+            trainer.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            os.killpg(trainer.pid, signal.SIGKILL)
+            raise
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive
     assert names("/dev/shm") <= segments
