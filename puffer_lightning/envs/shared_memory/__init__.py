@@ -1,6 +1,6 @@
 """Environments in worker processes that share memory with the trainer."""
 
 from puffer_lightning.envs.shared_memory.faults import EnvironmentFaultError, EnvironmentFaultWarning, Fault
-from puffer_lightning.envs.shared_memory.vector_env import Received, SharedMemoryVectorEnv
+from puffer_lightning.envs.shared_memory.vector_env import SharedMemoryVectorEnv
 
-__all__ = ["EnvironmentFaultError", "EnvironmentFaultWarning", "Fault", "Received", "SharedMemoryVectorEnv"]
+__all__ = ["EnvironmentFaultError", "EnvironmentFaultWarning", "Fault", "SharedMemoryVectorEnv"]

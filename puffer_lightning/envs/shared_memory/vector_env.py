@@ -4,7 +4,7 @@ import multiprocessing
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium import error
@@ -13,6 +13,7 @@ from gymnasium.vector.utils import CloudpickleWrapper, batch_space
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from puffer_lightning.envs.async_batches import Received
 from puffer_lightning.envs.shared_memory.arguments import (
     EnvFn,
     assign,
@@ -41,26 +42,6 @@ Flags = NDArray[np.bool_]
 # The longest to watch for the other side before sleeping, where there is a processor to spare for that. Where
 # none is, who watches keeps the other from being done.
 _WATCH_SECONDS = 500e-6
-
-
-class Received(NamedTuple):
-    """What B of the environments returned, from :meth:`SharedMemoryVectorEnv.recv`.
-
-    Attributes:
-        env_ids: [B] int, which ones, ascending; row i of all else is of environment ``env_ids[i]``.
-        observations: Pytree of arrays [B, ...].
-        rewards: [B] float64.
-        terminated: [B] bool.
-        truncated: [B] bool.
-        infos: As of a vector environment of B environments.
-    """
-
-    env_ids: NDArray[np.intp]
-    observations: Any
-    rewards: NDArray[np.float64]
-    terminated: Flags
-    truncated: Flags
-    infos: dict[str, Any]
 
 
 class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
@@ -105,6 +86,7 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         EnvironmentFaultError: An environment cannot be made.
 
     Attributes:
+        batch_size: Environments that ``recv`` returns.
         faults: What was restarted or masked, in order.
     """
 
@@ -141,6 +123,7 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         slices = divide(
             self.num_envs, min(cores, self.num_envs) if num_workers is None else num_workers, batch_size
         )
+        self.batch_size = self.num_envs if batch_size is None else batch_size
         self._batch_workers = len(slices) if batch_size is None else batch_size // len(slices[0])
         self._worker_at = {rows.start: worker for worker, rows in enumerate(slices)}
         self._mode = AutoresetMode(autoreset_mode)
@@ -277,8 +260,8 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             env_ids: Which ones to wait for; the first ``batch_size`` that are ready, if not given.
 
         Returns:
-            What they returned; of consecutive environments, and unless ``copy`` is set, views that are valid
-            until these environments are sent actions again.
+            What they returned, by ascending environment; of consecutive ones, and unless ``copy`` is set,
+            views that are valid until these environments are sent actions again.
 
         Raises:
             EnvironmentFaultError: See the options of the class.
