@@ -30,12 +30,11 @@ class Received(NamedTuple):
 class SupportsSendRecv(Protocol):
     """What a ``VectorEnv`` needs besides, to be stepped in batches (``overlap`` of the data module).
 
-    Its ``reset`` is as ever: of all environments, which it returns in order. If it is to be used with
-    ``overlap="halves"``, its ``recv`` takes ``env_ids``, too: the environments to wait for. If its autoreset
-    mode is DISABLED, ``reset`` with a ``reset_mask`` leaves alone what was sent to other environments.
+    ``reset`` is as ever: of all environments, whose observations it returns in order. If the autoreset mode
+    is DISABLED, one with a ``reset_mask`` leaves alone what was sent to other environments.
 
     Attributes:
-        batch_size: B, how many environments ``recv`` returns; N must be a multiple of it.
+        batch_size: B, how many environments ``recv`` returns; N is a multiple of it.
     """
 
     batch_size: int
@@ -48,8 +47,11 @@ class SupportsSendRecv(Protocol):
             env_ids: [B], which environments.
         """
 
-    def recv(self) -> Received:
-        """Wait for the first ``batch_size`` environments that have stepped.
+    def recv(self, env_ids: NDArray[Any] | None = None) -> Received:
+        """Wait for environments that were sent actions; what is returned is read before they are again.
 
-        At least as many were sent actions. What is returned is read before these are sent actions again.
+        Args:
+            env_ids: Which ones to wait for, as they were sent; the first ``batch_size`` that are ready, if
+                not given. Where that cannot be chosen, leave the argument out: then environments may be
+                stepped with ``overlap="first_ready"``, but not with ``"halves"``.
         """

@@ -1,8 +1,7 @@
-"""The memory a rollout is written to, step by step."""
+"""The memory a rollout is written to."""
 
-import warnings
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,33 +9,20 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from puffer_lightning.policies import Action, Policy, State
+from puffer_lightning.rollout.host_steps import (
+    STEP_FIELDS,
+    CutOff,
+    HostSteps,
+    from_host,
+    on_host,
+    warn_of_lost_observations,
+)
 from puffer_lightning.rollout.rollout import Rollout
 from puffer_lightning.rollout.stepper import Step
 
-_STEP = ("rewards", "terminated", "truncated", "valid")
-
-
-class CutOff(NamedTuple):
-    """The K truncated steps of a rollout whose final observations are in none of its rows.
-
-    Attributes:
-        times: [K] int64, step of each.
-        rows: [K] int64, environment of each.
-        observations: Pytree of tensors [K, ...], the final observations.
-        state: Pytree of tensors [K, ...], the policy's state when it comes to see them.
-    """
-
-    times: Tensor
-    rows: Tensor
-    observations: Any
-    state: State
-
 
 class RolloutBuffers(ABC):
-    """Allocated once, overwritten by each rollout.
-
-    What the policy returns is written to the device; where the environments' side is written to, the
-    subclasses decide.
+    """Allocated once, overwritten by each rollout; how, the subclasses decide.
 
     Args:
         observations: A batch of observations [N, ...] (pytree of arrays or tensors), for shapes and dtypes.
@@ -67,6 +53,33 @@ class RolloutBuffers(ABC):
             truncated=zeros(*steps, dtype=torch.bool),
             valid=zeros(*steps, dtype=torch.bool),
         )
+
+    @abstractmethod
+    def flush(self) -> dict[str, Tensor]:
+        """Complete the rollout; returns rewards, terminated, truncated and valid [T, N], as written."""
+
+    @abstractmethod
+    def cut_off(self) -> CutOff | None:
+        """The truncated steps whose final observations the environments replaced, on the device.
+
+        Not for NEXT_STEP environments, which replace none. Where the environments did not hand over what
+        they replaced, a warning says so.
+        """
+
+    @abstractmethod
+    def on_device(self, observations: Any) -> Any:
+        """A copy on the device of observations that no step has acted on."""
+
+
+class StepBuffers(RolloutBuffers):
+    """For environments that step together: what they do is written step by step.
+
+    What the policy returns is written to the device; where the environments' side is written to, the
+    subclasses decide. Arguments as of :class:`RolloutBuffers`.
+    """
+
+    def __init__(self, observations: Any, policy: Policy, horizon: int, device: torch.device) -> None:
+        super().__init__(observations, policy, horizon, device)
         # Looked up once: finding a row of a tensor costs as much as writing it.
         self._leaf_rows = [leaf.unbind() for leaf in tree_leaves(self.rollout.observations)]
         self._rows = [tree_map(lambda leaf, t=t: leaf[t], self.rollout.observations) for t in range(horizon)]
@@ -92,24 +105,8 @@ class RolloutBuffers(ABC):
     def write_step(self, t: int, step: Step, state: State = ()) -> None:
         """Store what the environments returned for step t, after which the policy's state was ``state``."""
 
-    @abstractmethod
-    def flush(self) -> dict[str, Tensor]:
-        """Complete the rollout; returns rewards, terminated, truncated and valid [T, N], as written."""
 
-    @abstractmethod
-    def cut_off(self) -> CutOff | None:
-        """The truncated steps whose final observations the environments replaced, on the device.
-
-        Not for NEXT_STEP environments, which replace none. Where the environments did not hand over what
-        they replaced, a warning says so.
-        """
-
-    @abstractmethod
-    def on_device(self, observations: Any) -> Any:
-        """A copy on the device of observations that no step has acted on."""
-
-
-class HostBuffers(RolloutBuffers):
+class HostBuffers(StepBuffers):
     """For environments that return NumPy arrays.
 
     What they return is written to host memory. On the CPU that is the rollout's own; for a GPU it is pinned,
@@ -120,20 +117,10 @@ class HostBuffers(RolloutBuffers):
     def __init__(self, observations: Any, policy: Policy, horizon: int, device: torch.device) -> None:
         super().__init__(observations, policy, horizon, device)
         self._copies = device.type != "cpu"
-
-        def on_host(tensor: Tensor) -> Tensor:
-            if not self._copies:
-                return tensor
-            return torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=device.type == "cuda")
-
         leaves = [on_host(leaf) for leaf in tree_leaves(self.rollout.observations)]
-        self._host = {name: on_host(getattr(self.rollout, name)) for name in _STEP}
         self._host_rows = [leaf.unbind() for leaf in leaves]
         self._host_arrays = [leaf.numpy() for leaf in leaves]
-        self._rewards, self._terminated, self._truncated, self._valid = (
-            buffer.numpy() for buffer in self._host.values()
-        )
-        self._cut_off: list[tuple[int, Step, State]] = []
+        self._steps = HostSteps(self.rollout)
 
     def write_observations(self, t: int, observations: Any) -> tuple[Any, Tensor]:
         """Store the observations of step t; returns them, and the step's noise, on the device."""
@@ -146,48 +133,25 @@ class HostBuffers(RolloutBuffers):
 
     def write_step(self, t: int, step: Step, state: State = ()) -> None:
         """Store what the environments returned for step t, after which the policy's state was ``state``."""
-        self._rewards[t] = step.rewards
-        self._terminated[t] = step.terminated
-        self._truncated[t] = step.truncated
-        self._valid[t] = step.valid
+        self._steps.write(t, step)
         if step.final_rows.size:
-            self._cut_off.append((t, step, state))
+            times = np.full(step.final_rows.shape, t)
+            self._steps.write_final(times, step.final_rows, step, state)
 
     def flush(self) -> dict[str, Tensor]:
         """Send what is still on the host alone to the device; returns the host's side of it by name."""
-        if self._copies:
-            for name, buffer in self._host.items():
-                getattr(self.rollout, name).copy_(buffer, non_blocking=True)
-        return self._host
+        return self._steps.flush()
 
     def cut_off(self) -> CutOff | None:
         """The truncated steps whose final observations the environments replaced, on the device."""
-        found = [entry for entry in self._cut_off if entry[1].final_observations is not None]
-        if len(found) < len(self._cut_off):
-            _warn_of_lost_observations()
-        self._cut_off = []
-        if not found:
-            return None
-        times = np.concatenate([np.full(step.final_rows.shape, t) for t, step, _ in found])
-        rows = np.concatenate([step.final_rows for _, step, _ in found])
-        index = torch.from_numpy(np.stack((times, rows))).to(self.device)
-        observations = tree_map(
-            lambda *parts: torch.from_numpy(np.concatenate(parts)).to(self.device),
-            *(step.final_observations for _, step, _ in found),
-        )
-        at = [torch.from_numpy(step.final_rows).to(self.device) for _, step, _ in found]
-        states = [
-            tree_map(lambda leaf, rows=rows: leaf[rows], state)
-            for rows, (_, _, state) in zip(at, found, strict=True)
-        ]
-        return CutOff(index[0], index[1], observations, tree_map(lambda *parts: torch.cat(parts), *states))
+        return self._steps.cut_off()
 
     def on_device(self, observations: Any) -> Any:
         """A copy on the device of observations that no step has acted on."""
-        return tree_map(lambda leaf: torch.from_numpy(np.array(leaf)).to(self.device), observations)
+        return from_host(observations, self.device)
 
 
-class DeviceBuffers(RolloutBuffers):
+class DeviceBuffers(StepBuffers):
     """For environments that return tensors: all is written to the rollout itself, and nothing waited for.
 
     Which steps were truncated is asked once, after the rollout. Until then the final observations of all rows
@@ -197,7 +161,7 @@ class DeviceBuffers(RolloutBuffers):
 
     def __init__(self, observations: Any, policy: Policy, horizon: int, device: torch.device) -> None:
         super().__init__(observations, policy, horizon, device)
-        self._step_rows = [getattr(self.rollout, name).unbind() for name in _STEP]
+        self._step_rows = [getattr(self.rollout, name).unbind() for name in STEP_FIELDS]
         self._final: Any = None
         self._has_final = [False] * horizon
         self._states: list[State] = [()] * horizon
@@ -210,7 +174,7 @@ class DeviceBuffers(RolloutBuffers):
 
     def write_step(self, t: int, step: Step, state: State = ()) -> None:
         """Store what the environments returned for step t, after which the policy's state was ``state``."""
-        for rows, name in zip(self._step_rows, _STEP, strict=True):
+        for rows, name in zip(self._step_rows, STEP_FIELDS, strict=True):
             rows[t].copy_(getattr(step, name), non_blocking=True)
         self._has_final[t] = step.final_observations is not None
         self._states[t] = state
@@ -221,14 +185,14 @@ class DeviceBuffers(RolloutBuffers):
 
     def flush(self) -> dict[str, Tensor]:
         """Rewards, terminated, truncated and valid [T, N] on the device, where all of it is already."""
-        return {name: getattr(self.rollout, name) for name in _STEP}
+        return {name: getattr(self.rollout, name) for name in STEP_FIELDS}
 
     def cut_off(self) -> CutOff | None:
         """The truncated steps whose final observations the environments replaced, on the device."""
         cut = self.rollout.truncated & ~self.rollout.terminated
         known = torch.tensor(self._has_final, device=self.device).unsqueeze(1)
         if not all(self._has_final) and (cut & ~known).any():
-            _warn_of_lost_observations()
+            warn_of_lost_observations()
         if not any(self._has_final):
             return None
         times, rows = (cut & known).nonzero(as_tuple=True)
@@ -242,11 +206,3 @@ class DeviceBuffers(RolloutBuffers):
     def on_device(self, observations: Any) -> Any:
         """A copy on the device of observations that no step has acted on."""
         return tree_map(lambda leaf: leaf.to(self.device, copy=True), observations)
-
-
-def _warn_of_lost_observations() -> None:
-    warnings.warn(
-        'The environment truncates episodes without infos["final_obs"]: such a step bootstraps from the '
-        "value of the observation that it was taken at, since that of the one it led to cannot be known.",
-        stacklevel=2,
-    )

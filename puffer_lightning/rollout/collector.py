@@ -11,10 +11,10 @@ from torch.utils._pytree import tree_map
 
 from puffer_lightning.distributed import derive_seed, rank
 from puffer_lightning.policies import Action, Policy, State, unmasked
-from puffer_lightning.rollout.buffers import DeviceBuffers, HostBuffers, RolloutBuffers
+from puffer_lightning.rollout.buffers import DeviceBuffers, HostBuffers, RolloutBuffers, StepBuffers
 from puffer_lightning.rollout.episodes import finished_episodes
 from puffer_lightning.rollout.rollout import Rollout
-from puffer_lightning.rollout.stepper import DeviceStepper, make_stepper
+from puffer_lightning.rollout.stepper import DeviceStepper, Stepper, make_stepper
 
 Actor = Callable[[Any, Tensor, State], Action]
 
@@ -48,7 +48,7 @@ class Collector:
         self.horizon = horizon
         self.device = torch.device(device)
         self._generator = torch.Generator(self.device).manual_seed(derive_seed(seed, "actions", rank()))
-        self._stepper = make_stepper(env, derive_seed(seed, "environments") + rank() * env.num_envs)
+        self._stepper = self._begin(derive_seed(seed, "environments") + rank() * env.num_envs)
         self._under_way = torch.zeros(2, env.num_envs, dtype=torch.float64)
         self._buffers: RolloutBuffers | None = None
         self._state: State = ()
@@ -64,25 +64,15 @@ class Collector:
         Returns:
             The rollout, in memory that the next call overwrites.
         """
-        act = act or policy.act
-        stepper, head = self._stepper, policy.head
         if self._buffers is None:
-            kind = DeviceBuffers if isinstance(stepper, DeviceStepper) else HostBuffers
-            self._buffers = kind(stepper.observations, policy, self.horizon, self.device)
+            self._buffers = self._allocate(policy)
             self._state = policy.initial_state(self.env.num_envs, self.device)
-        buffers, state = self._buffers, self._state
+        buffers = self._buffers
         rollout = buffers.rollout
-        rollout.began, rollout.state = time.perf_counter(), state
+        rollout.began, rollout.state = time.perf_counter(), self._state
         # One draw for the whole rollout: an action's noise depends on its step and environment alone.
-        head.fill_noise(buffers.noise, self._generator)
-        for t in range(self.horizon):
-            observations, noise = buffers.write_observations(t, stepper.observations)
-            action = act(observations, noise, state)
-            buffers.write_action(t, action)
-            step = stepper.step(stepper.to_env(head.to_env(action.actions)))
-            buffers.write_step(t, step, action.state)
-            state = policy.restart(action.state, torch.as_tensor(step.started, device=self.device))
-        self._state = state
+        policy.head.fill_noise(buffers.noise, self._generator)
+        self._fill(policy, act or policy.act)
         steps = buffers.flush()
         self._fill_next_values(policy, buffers)
         rollout.episode_returns, rollout.episode_lengths, self._under_way = finished_episodes(
@@ -93,6 +83,28 @@ class Collector:
         )
         rollout.seconds = time.perf_counter() - rollout.began
         return rollout
+
+    def _begin(self, seed: int) -> Stepper:
+        """Reset the environments and take them up."""
+        return make_stepper(self.env, seed)
+
+    def _allocate(self, policy: Policy) -> RolloutBuffers:
+        """The memory of the rollouts."""
+        kind = DeviceBuffers if isinstance(self._stepper, DeviceStepper) else HostBuffers
+        return kind(self._stepper.observations, policy, self.horizon, self.device)
+
+    def _fill(self, policy: Policy, act: Actor) -> None:
+        """Make the T · N steps, and leave the policy's state as it is after them."""
+        stepper, buffers, head, state = self._stepper, self._buffers, policy.head, self._state
+        assert isinstance(buffers, StepBuffers)
+        for t in range(self.horizon):
+            observations, noise = buffers.write_observations(t, stepper.observations)
+            action = act(observations, noise, state)
+            buffers.write_action(t, action)
+            step = stepper.step(stepper.to_env(head.to_env(action.actions)))
+            buffers.write_step(t, step, action.state)
+            state = policy.restart(action.state, torch.as_tensor(step.started, device=self.device))
+        self._state = state
 
     def _fill_next_values(self, policy: Policy, buffers: RolloutBuffers) -> None:
         """V of where each step led, with one forward pass for all observations no step acted on."""

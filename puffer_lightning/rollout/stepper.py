@@ -116,17 +116,26 @@ class Stepper:
         Raises:
             ConfigurationError: An action mask does not fit the action space or leaves nothing to choose.
         """
-        observations, rewards, terminated, truncated, infos = self.env.step(actions)
+        return self._take(*self.env.step(actions))
+
+    def _take(
+        self, observations: Any, rewards: Any, terminated: Flags, truncated: Flags, infos: dict[str, Any]
+    ) -> Step:
         ended = terminated | truncated
         valid = ~infos["masked"] if "masked" in infos else self._all_valid
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
-            started, self._ended = self._ended, ended
+            started = self._exchange_ended(ended)
             mask = self._mask(observations, infos)
             # Nothing is to be chosen after an episode's end, and the mask may well say so.
             self._see(observations, mask if mask is None else mask | ended[:, None])
             return Step(rewards, terminated, truncated, valid=valid & ~started, started=started)
         final, rows = self._after_ends(observations, terminated, truncated, ended, infos)
         return Step(rewards, terminated, truncated, valid, ended, final, rows)
+
+    def _exchange_ended(self, ended: Flags) -> Flags:
+        """Remember whose episode ended with this step; whose did with the step before."""
+        before, self._ended = self._ended, ended
+        return before
 
     def _after_ends(
         self, observations: Any, terminated: Flags, truncated: Flags, ended: Flags, infos: dict[str, Any]
@@ -141,8 +150,7 @@ class Stepper:
         if self.autoreset_mode is AutoresetMode.DISABLED:
             # Copied before the reset, which may reuse the memory.
             final = tree_map(lambda leaf: np.array(leaf[rows]), observations) if rows.size else None
-            observations, infos = self.env.reset(options={"reset_mask": ended})
-            after_reset = self._mask(observations, infos)
+            observations, after_reset = self._reset(ended)
             if mask is not None and after_reset is not None:
                 mask = np.where(ended[:, None], after_reset, mask)
         elif rows.size and "final_obs" in infos:
@@ -150,9 +158,14 @@ class Stepper:
         self._see(observations, mask)
         return without_mask(final), rows
 
+    def _reset(self, ended: Flags) -> tuple[Any, Flags | None]:
+        """Observations and action mask after a reset of the environments whose episode ended."""
+        observations, infos = self.env.reset(options={"reset_mask": ended})
+        return observations, self._mask(observations, infos)
+
     def _mask(self, observations: Any, infos: dict[str, Any]) -> Flags | None:
         """[N, num_choices], unchecked; None where no actions are masked."""
-        layout, num_envs = self._mask_layout, self.env.num_envs
+        layout = self._mask_layout
         found = _mask_in(observations, infos)
         if layout is None:
             if found:
@@ -161,6 +174,7 @@ class Stepper:
                     "reset: give it with both."
                 )
             return None
+        num_envs = len(tree_leaves(observations)[0])
         if not found:
             return np.ones((num_envs, layout.num_choices), dtype=np.bool_)
         if isinstance(observations, dict) and ACTION_MASK in observations:

@@ -179,7 +179,7 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start new episodes; what was sent and not yet received is dropped.
+        """Start new episodes; what these environments were sent and was not yet received is dropped.
 
         Args:
             seed: Environment i is given ``seed + i``, or the i-th of a sequence.
@@ -195,11 +195,12 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self._check_open()
         seeds = seeds_of(seed, self.num_envs)
         options, mask = split_options(options, self.num_envs)
-        if self._pending:
-            self._wait(self._pending, len(self._pending))
         workers = [
             w for w, rows in enumerate(self._slices) if mask is None or mask[rows.start : rows.stop].any()
         ]
+        dropped = [worker for worker in self._pending if worker in workers]
+        if dropped:
+            self._wait(dropped, len(dropped))
         for row, row_seed in enumerate(seeds):
             if row_seed is not None and (mask is None or mask[row]):
                 self._seeds[row] = int(row_seed)
@@ -208,7 +209,7 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             part = slice(self._slices[worker].start, self._slices[worker].stop)
             requests[worker] = "reset", (seeds[part], options, None if mask is None else mask[part])
             self._supervisor.tell(worker, requests[worker])
-        self._pending = workers
+        self._pending.extend(workers)
         outcomes = self._wait(workers, len(workers), requests)
         infos = merge_infos(np.arange(self.num_envs), list(outcomes.values()), self._batch, final=False)
         return self._own(self._batch.observations), infos
