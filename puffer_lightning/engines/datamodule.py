@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from numbers import Integral
-from typing import Any
+from typing import Any, get_args
 
 import lightning as L
 import torch
@@ -11,10 +11,19 @@ from gymnasium.vector import VectorEnv
 from typing_extensions import override
 
 from puffer_lightning.distributed import derive_seed, rank, world_size
-from puffer_lightning.envs import EnvSource, check_env, make_vector_env
+from puffer_lightning.envs import EnvSource, WorkerOptions, check_env, make_vector_env
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy
-from puffer_lightning.rollout import Actor, Collector, Episodes, Rollout, play
+from puffer_lightning.rollout import (
+    Actor,
+    Collector,
+    Episodes,
+    Overlap,
+    OverlappedCollector,
+    Rollout,
+    check_overlap,
+    play,
+)
 
 # More environments than this would step mostly finished ones while the last episodes end.
 _MAX_EVAL_ENVS = 128
@@ -36,6 +45,14 @@ class RolloutDataModule(L.LightningDataModule):
         eval_greedy: Evaluate the most probable actions rather than sampled ones.
         num_workers: Processes on each rank that step environments which gymnasium has not vectorised; 0 steps
             them in this process.
+        worker_options: Of these processes: ``on_fault: restart`` goes on with new environments where one
+            raises, hangs for ``step_timeout`` seconds or loses its process, ``on_non_finite: mask`` leaves
+            NaN and infinity out of training, each at most ``max_faults`` times together; ``context`` is how
+            processes start. See ``puffer_lightning.envs.SharedMemoryVectorEnv``.
+        overlap: Step half of the environments while the policy acts on the other half, instead of all and
+            then all: ``halves`` are the same ones at each step, so that a run can be repeated bit for bit;
+            ``first_ready`` are those that have stepped first, for steps that take now long, now short. Needs
+            ``num_workers``, or environments with ``send`` and ``recv``.
 
     Raises:
         ConfigurationError: An option is out of its range, or no such environment is registered.
@@ -51,6 +68,8 @@ class RolloutDataModule(L.LightningDataModule):
         eval_episodes: int = 100,
         eval_greedy: bool = True,
         num_workers: int = 0,
+        worker_options: WorkerOptions | None = None,
+        overlap: Overlap | None = None,
     ) -> None:
         super().__init__()
         sizes: dict[str, object] = {
@@ -65,6 +84,7 @@ class RolloutDataModule(L.LightningDataModule):
             if not isinstance(size, Integral) or size < least:
                 raise ConfigurationError(f"{name} is {size}: set it to a whole number, {least} or more.")
         check_env(env)
+        _check_workers(num_envs, num_workers, worker_options, overlap)
         self.env = env
         self.env_kwargs = env_kwargs
         self.num_envs = num_envs
@@ -73,6 +93,8 @@ class RolloutDataModule(L.LightningDataModule):
         self.eval_episodes = eval_episodes
         self.eval_greedy = eval_greedy
         self.num_workers = num_workers
+        self.worker_options = worker_options
+        self.overlap = overlap
         self._envs: dict[str, VectorEnv[Any, Any, Any]] = {}
         self._collector: Collector | None = None
 
@@ -102,14 +124,16 @@ class RolloutDataModule(L.LightningDataModule):
         """The environments of the rollouts, made when first asked for.
 
         Raises:
-            ConfigurationError: They cannot be made, or are not as many as asked for.
+            ConfigurationError: They cannot be made or stepped as asked for, or are not as many.
         """
-        env = self._environment("train", self.num_envs)
+        env = self._environment("train", self.num_envs, self.num_envs // 2 if self.overlap else None)
         if env.num_envs != self.num_envs:
             raise ConfigurationError(
                 f"env made {env.num_envs} environments when told to make num_envs {self.num_envs}: let it "
                 "make as many as its first argument says."
             )
+        if self.overlap:
+            check_overlap(env, self.overlap)
         return env
 
     @property
@@ -117,10 +141,17 @@ class RolloutDataModule(L.LightningDataModule):
         """The environments of the evaluation, made when first asked for."""
         return self._environment("eval", max(1, min(self.eval_share, _MAX_EVAL_ENVS)))
 
-    def _environment(self, name: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
+    def _environment(
+        self, name: str, num_envs: int, batch_size: int | None = None
+    ) -> VectorEnv[Any, Any, Any]:
         if name not in self._envs:
             self._envs[name] = make_vector_env(
-                self.env, num_envs, self.env_kwargs, num_workers=self.num_workers
+                self.env,
+                num_envs,
+                self.env_kwargs,
+                num_workers=self.num_workers,
+                worker_options=self.worker_options,
+                batch_size=batch_size,
             )
         return self._envs[name]
 
@@ -148,8 +179,12 @@ class RolloutDataModule(L.LightningDataModule):
     def collect(self, policy: Policy, act: Actor | None = None) -> Rollout:
         """The next rollout of the training environments, see :meth:`Collector.collect`."""
         if self._collector is None:
-            device = next(policy.parameters()).device
-            self._collector = Collector(self.training_env, self.horizon, torch.initial_seed(), device)
+            device, seed = next(policy.parameters()).device, torch.initial_seed()
+            self._collector = (
+                OverlappedCollector(self.training_env, self.horizon, seed, device, self.overlap)
+                if self.overlap
+                else Collector(self.training_env, self.horizon, seed, device)
+            )
         return self._collector.collect(policy, act)
 
     def evaluate(self, policy: Policy, record: bool = False) -> Episodes:
@@ -188,6 +223,28 @@ class RolloutDataModule(L.LightningDataModule):
     def _module(self) -> Any:
         assert self.trainer is not None
         return self.trainer.lightning_module
+
+
+def _check_workers(
+    num_envs: int, num_workers: int, worker_options: WorkerOptions | None, overlap: Overlap | None
+) -> None:
+    if worker_options and not num_workers:
+        raise ConfigurationError("worker_options are for worker processes: set num_workers to 1 or more.")
+    unknown = set(worker_options or {}) - WorkerOptions.__annotations__.keys()
+    if unknown:
+        raise ConfigurationError(
+            f"worker_options has no {min(unknown)}: choose from {', '.join(WorkerOptions.__annotations__)}."
+        )
+    if overlap not in (None, *get_args(Overlap)):
+        raise ConfigurationError(f"overlap is {overlap!r}: set it to halves or first_ready, or leave it out.")
+    if overlap and num_envs % 2:
+        raise ConfigurationError(f"num_envs is {num_envs} with overlap {overlap}: set it to an even number.")
+    workers = min(num_workers, num_envs)
+    if overlap and workers and (workers % 2 or num_envs % workers):
+        raise ConfigurationError(
+            f"num_workers is {num_workers} with overlap {overlap}: set it to an even number that divides "
+            f"num_envs {num_envs}, so that each half of the environments has its own."
+        )
 
 
 class _Once:

@@ -11,7 +11,7 @@ from gymnasium import error
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from puffer_lightning.envs.shared_memory import SharedMemoryVectorEnv
+from puffer_lightning.envs.shared_memory import SharedMemoryVectorEnv, WorkerOptions
 from puffer_lightning.errors import ConfigurationError
 
 EnvFactory = Callable[..., VectorEnv]
@@ -39,6 +39,8 @@ def make_vector_env(
     env_kwargs: dict[str, Any] | None = None,
     render_mode: str | None = None,
     num_workers: int = 0,
+    worker_options: WorkerOptions | None = None,
+    batch_size: int | None = None,
 ) -> VectorEnv[Any, Any, Any]:
     """Make ``num_envs`` environments that step together.
 
@@ -53,19 +55,28 @@ def make_vector_env(
         render_mode: ``"rgb_array"`` for frames from ``render()``; a factory is told if it takes it.
         num_workers: Processes that step what gymnasium has not vectorised, see ``SharedMemoryVectorEnv``; at
             most one an environment, and 0 for none but this.
+        worker_options: Further options of them.
+        batch_size: How many environments worker processes hand over at a time, if not all; a factory is told
+            if it takes it.
 
     Raises:
         ConfigurationError: The environment cannot be made; the message says what is missing.
     """
     found, kwargs = _find(env), dict(env_kwargs or {})
     if isinstance(found, EnvSpec):
-        return _make_registered(found, str(env), num_envs, kwargs, render_mode, num_workers)
+        workers = {
+            **(worker_options or {}),
+            "num_workers": min(num_workers, num_envs),
+            "batch_size": batch_size,
+        }
+        return _make_registered(found, str(env), num_envs, kwargs, render_mode, workers)
     if num_workers:
         raise ConfigurationError(
             f"num_workers is {num_workers} but env {env} makes its own vector environment: leave it 0, "
-            "and let env make a puffer_lightning.envs.SharedMemoryVectorEnv."
+            "and let env make a puffer_lightning.envs.SharedMemoryVectorEnv if it is to have workers."
         )
-    return _call(found, env, num_envs, kwargs, render_mode)
+    told = {"render_mode": render_mode, "batch_size": kwargs.get("batch_size", batch_size)}
+    return _call(found, env, num_envs, kwargs, told)
 
 
 def _make_registered(
@@ -74,16 +85,15 @@ def _make_registered(
     num_envs: int,
     kwargs: dict[str, Any],
     render_mode: str | None,
-    num_workers: int,
+    workers: dict[str, Any],
 ) -> VectorEnv[Any, Any, Any]:
     vectorized = spec.vector_entry_point is not None and not (render_mode and spec.entry_point)
     options: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
     try:
         if vectorized:
             return gym.make_vec(env, num_envs, vectorization_mode="vector_entry_point", **(kwargs | options))
-        if num_workers:
-            workers = min(num_workers, num_envs)
-            return SharedMemoryVectorEnv(env, num_envs, workers, env_kwargs=kwargs | options)
+        if workers["num_workers"]:
+            return SharedMemoryVectorEnv(env, num_envs, env_kwargs=kwargs | options, **workers)
         return gym.make_vec(
             env,
             num_envs,
@@ -102,11 +112,11 @@ def _make_registered(
 
 
 def _call(
-    factory: EnvFactory, env: EnvSource, num_envs: int, kwargs: dict[str, Any], render_mode: str | None
+    factory: EnvFactory, env: EnvSource, num_envs: int, kwargs: dict[str, Any], told: dict[str, Any]
 ) -> VectorEnv[Any, Any, Any]:
     name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-    if render_mode is not None and "render_mode" in inspect.signature(factory).parameters:
-        kwargs["render_mode"] = render_mode
+    parameters = inspect.signature(factory).parameters
+    kwargs |= {key: value for key, value in told.items() if value is not None and key in parameters}
     try:
         made = factory(num_envs, **kwargs)
     except TypeError as problem:

@@ -1,9 +1,11 @@
 """Policy × environments: the ``Rollout``, the ``Collector`` that fills it, episodes and minibatches."""
 
+from puffer_lightning.rollout.batch_stepper import Overlap, check_overlap
 from puffer_lightning.rollout.collector import Actor, Collector
 from puffer_lightning.rollout.episodes import finished_episodes
 from puffer_lightning.rollout.evaluation import Episodes, Trajectory, play
 from puffer_lightning.rollout.minibatches import Batch, flatten, shuffled_indices
+from puffer_lightning.rollout.overlapped import OverlappedCollector
 from puffer_lightning.rollout.rollout import Rollout
 from puffer_lightning.rollout.statistics import EpisodeStatistics
 
@@ -13,8 +15,11 @@ __all__ = [
     "Collector",
     "EpisodeStatistics",
     "Episodes",
+    "Overlap",
+    "OverlappedCollector",
     "Rollout",
     "Trajectory",
+    "check_overlap",
     "finished_episodes",
     "flatten",
     "play",

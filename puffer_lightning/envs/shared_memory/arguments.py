@@ -4,15 +4,26 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypedDict
 
 from puffer_lightning.errors import ConfigurationError
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
+
+
+class WorkerOptions(TypedDict, total=False):
+    """What may be said of worker processes in a configuration; see ``SharedMemoryVectorEnv`` for each."""
+
+    context: Literal["forkserver", "spawn", "fork"]
+    step_timeout: float
+    on_fault: Literal["raise", "restart"]
+    on_non_finite: Literal["raise", "mask"]
+    max_faults: int
 
 
 def environment_functions(
