@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS ?= dev
 
-.PHONY: train test test-fast lint types imports check framework-benchmark stepping-benchmark curve notebook wheel constraints clean
+.PHONY: train test test-fast lint types imports check framework-benchmark stepping-benchmark collecting-benchmark curve notebook wheel constraints clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +38,9 @@ framework-benchmark: $(VENV)/.installed  ## Measure what Lightning costs, agains
 stepping-benchmark: $(VENV)/.installed  ## Measure stepping in worker processes, against peers in the same run.
 	$(BIN)/python -m pip install --quiet -e '.[peers]'
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/stepping.py
+
+collecting-benchmark: $(VENV)/.installed  ## Measure rollouts whose environments step while the policy acts.
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/collecting.py
 
 curve: $(VENV)/.installed  ## Train five seeds and draw their curves.
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/solve.py

@@ -14,6 +14,7 @@ def gae(
     gamma: float,
     gae_lambda: float,
     out: Tensor | None = None,
+    valid: Tensor | None = None,
 ) -> Tensor:
     r"""Generalised advantage estimation, with truncated steps bootstrapped.
 
@@ -28,9 +29,10 @@ def gae(
     elsewhere ``s'_t`` is ``s_{t+1}``. A terminated step has no future; a truncated one has, so its value
     stays in ``δ_t``, but no advantage flows back over the end of an episode of either kind.
 
-    The row of a reset step (gymnasium's NEXT_STEP autoreset, where the action is ignored) holds a
-    meaningless advantage, which the caller must mask out of the loss. It reaches no other row: the step
-    before it is terminated or truncated, which cuts the recursion.
+    A row that is not ``valid`` tells nothing: its ``δ_t`` is 0. That may be a reset step (gymnasium's
+    NEXT_STEP autoreset, where the action is ignored), which reaches no other row anyway, as the step before
+    it is terminated or truncated; or a truncated one whose transition was lost, so that the step before it
+    is estimated from ``V(s'_t)`` alone.
 
     The returns to regress values on are ``A_t + V(s_t)``.
 
@@ -46,6 +48,7 @@ def gae(
         gamma: Discount γ in [0, 1].
         gae_lambda: The λ of the exponential average, in [0, 1].
         out: ``[T, N]`` to write the result to; it may be one of the floating-point inputs.
+        valid: ``[T, N]`` bool; where False, nothing but the flags is read. All are, if not given.
 
     Returns:
         ``[T, N]`` advantages (``out`` if given), of the inputs' dtype and device. They carry no gradient:
@@ -53,6 +56,8 @@ def gae(
     """
     bootstrap = next_values.masked_fill(terminated, 0.0)
     advantages = torch.sub(torch.add(rewards, bootstrap, alpha=gamma), values, out=out)
+    if valid is not None:
+        advantages.masked_fill_(~valid, 0.0)
     decay = (terminated | truncated).logical_not().to(advantages.dtype).mul_(gamma * gae_lambda)
 
     # Unbinding once makes the views of all rows in one call; indexing would make three of them every step.

@@ -59,14 +59,14 @@ def update(
         on, and ``explained_variance`` of the values before the update.
     """
     advantages = gae(
-        # Environments may return anything for a reset step; gae's 0 · NaN would hand it to the row before.
-        rollout.rewards.where(rollout.valid, 0.0),
+        rollout.rewards,
         rollout.values,
         rollout.next_values,
         rollout.terminated,
         rollout.truncated,
         config.gamma,
         config.gae_lambda,
+        valid=rollout.valid,
     )
     batch = flatten(rollout, advantages)
     explained = global_sum(explained_variance_sums(batch.values, batch.returns, batch.valid))

@@ -6,6 +6,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from puffer_lightning.engines import PPO, RolloutDataModule
+from puffer_lightning.envs import SharedMemoryVectorEnv
 from puffer_lightning.errors import ConfigurationError
 from tests.environments import Counter, counters
 
@@ -104,3 +105,67 @@ def test_evaluates_the_same_episodes_each_time() -> None:
     assert len(set(first.lengths.tolist())) > 1
     assert first.lengths.tolist() == second.lengths.tolist()
     module.close()
+
+
+WORKERS: dict[str, Any] = {"env": "Acrobot-v1", "num_workers": 2, "worker_options": {"context": "fork"}}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"worker_options": {"on_fault": "raise"}},
+            "worker_options are for worker processes: set num_workers",
+        ),
+        ({"num_workers": 2, "worker_options": {"on_falt": "raise"}}, "worker_options has no on_falt: choose"),
+        ({"overlap": "thirds"}, "overlap is 'thirds': set it to halves or first_ready"),
+        ({"overlap": "halves", "num_envs": 5}, "num_envs is 5 with overlap halves: set it to an even number"),
+        ({"overlap": "halves", "num_workers": 1}, "num_workers is 1 with overlap halves: set it to an even"),
+        ({"overlap": "first_ready", "num_envs": 6, "num_workers": 4}, "even number that divides num_envs 6"),
+    ],
+)
+def test_refuses_workers_and_overlap_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        data(**options)
+
+
+def test_refuses_to_overlap_what_steps_at_once() -> None:
+    module = data(env="CartPole-v1", overlap="halves")
+    with pytest.raises(ConfigurationError, match="overlap is halves, but CartPoleVectorEnv steps all"):
+        module.setup("fit")
+
+
+def test_a_fault_option_that_does_not_exist_is_refused_by_the_workers() -> None:
+    module = data(**WORKERS | {"worker_options": {"on_fault": "ignore"}})
+    with pytest.raises(ConfigurationError, match="on_fault is 'ignore': set it to one of raise, restart"):
+        module.setup("fit")
+
+
+@pytest.mark.parametrize("overlap", ["halves", "first_ready"])
+def test_overlapped_rollouts_are_those_of_stepping_at_once(overlap: str) -> None:
+    found = []
+    for options in ({"num_workers": 0, "worker_options": None}, {"overlap": overlap}):
+        torch.manual_seed(1)
+        module, model = data(**WORKERS | options), PPO()
+        model.build(module)
+        found.append([module.collect(model.policy).actions.clone() for _ in range(3)])
+        assert len(module.evaluate(model.policy).returns) == 3
+        module.close()
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+def test_what_makes_environments_is_told_the_size_of_a_half_for_training_alone() -> None:
+    told = []
+
+    def make(num_envs: int, batch_size: int | None = None) -> VectorEnv[Any, Any, Any]:
+        told.append((num_envs, batch_size))
+        return SharedMemoryVectorEnv("Acrobot-v1", num_envs, 2, context="fork", batch_size=batch_size)
+
+    for options in ({}, {"overlap": "first_ready"}, {"overlap": "halves", "env_kwargs": {"batch_size": 4}}):
+        module = data(env=make, eval_episodes=2, **options)
+        module.setup("fit")
+        module.close()
+    module = data(env=make, eval_episodes=2, overlap="halves")
+    module.setup("validate")
+    module.close()
+    assert told == [(4, None), (4, 2), (4, 4), (2, None)]

@@ -89,6 +89,19 @@ def test_next_value_of_a_terminated_step_is_not_read(anything: float) -> None:
     assert not torch.isfinite(next_values * ~TERMINATED).all()
 
 
+@pytest.mark.parametrize("garbage", [7.0, float("nan")])
+def test_a_lost_transition_tells_nothing(garbage: float) -> None:
+    """The third environment's is lost at t = 1: the step before it ends there, in V of what it led to."""
+    valid = ~NEVER
+    valid[1, 2] = False
+    rewards, values = REWARDS.where(valid, garbage), VALUES.where(valid, garbage)
+    expected = EXPECTED.clone()
+    # δ_0 alone, without ¼·7; then what was lost
+    expected[:2, 2] = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    result = gae(rewards, values, NEXT_VALUES, TERMINATED, TRUNCATED, GAMMA, LAMBDA, valid=valid)
+    assert_close(result, expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("ended_by", ["terminated", "truncated"])
 def test_reset_step_reaches_no_other_row(ended_by: str) -> None:
     """NEXT_STEP autoreset: an episode ends at t = 1, row 2 is the reset step, row 3 begins a new episode."""

@@ -24,7 +24,7 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
             torch.ones(5, dtype=torch.float64, device=device)
         ),
         "explained_variance_sums": lambda: functional.explained_variance_sums(x, x, flags),
-        "gae": lambda: functional.gae(x, x, x, flags, flags, 0.99, 0.95),
+        "gae": lambda: functional.gae(x, x, x, flags, flags, 0.99, 0.95, valid=flags),
         "masked_sums": lambda: functional.masked_sums(x, flags),
         "mean_and_std": lambda: functional.mean_and_std(sums),
         "running_returns": lambda: functional.running_returns(x, flags, flags, 0.99, x[0].double()),

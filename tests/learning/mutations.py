@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from puffer_lightning.policies.categorical import MultiCategoricalHead
 from puffer_lightning.policies.cnn import ImageEncoder
@@ -34,49 +35,51 @@ __all__ = ["MUTATIONS"]
 
 
 @mutation(update, "gae", "TruncatedValue", modes=EVERY_MODE)
-def truncation_counts_as_termination(gae: Function, *args: Any) -> Any:
+def truncation_counts_as_termination(gae: Function, *args: Any, **valid: Any) -> Any:
     *values, terminated, truncated, gamma, gae_lambda = args
-    return gae(*values, terminated | truncated, truncated, gamma, gae_lambda)
+    return gae(*values, terminated | truncated, truncated, gamma, gae_lambda, **valid)
 
 
 @mutation(update, "gae", "TerminatedValue")
-def termination_counts_as_truncation(gae: Function, *args: Any) -> Any:
+def termination_counts_as_truncation(gae: Function, *args: Any, **valid: Any) -> Any:
     *values, terminated, truncated, gamma, gae_lambda = args
     never = torch.zeros_like(terminated)
-    return gae(*values, never, terminated | truncated, gamma, gae_lambda)
+    return gae(*values, never, terminated | truncated, gamma, gae_lambda, **valid)
 
 
 @mutation(update, "gae", "ResetStep")
-def advantages_flow_over_the_end_of_episodes(gae: Function, *args: Any) -> Any:
+def advantages_flow_over_the_end_of_episodes(gae: Function, *args: Any, **valid: Any) -> Any:
     *values, nexts, terminated, _, gamma, gae_lambda = args
     never = torch.zeros_like(terminated)
-    return gae(*values, nexts.masked_fill(terminated, 0.0), never, never, gamma, gae_lambda)
+    return gae(*values, nexts.masked_fill(terminated, 0.0), never, never, gamma, gae_lambda, **valid)
 
 
 @mutation(update, "gae", "DelayedCredit", "Password")
-def no_credit_is_carried_back(gae: Function, *args: Any) -> Any:
-    return gae(*args[:-1], 0.0)
+def no_credit_is_carried_back(gae: Function, *args: Any, **valid: Any) -> Any:
+    return gae(*args[:-1], 0.0, **valid)
 
 
 @mutation(update, "gae", "DelayedCredit", "Squared")
-def advantages_accumulate_forwards_in_time(gae: Function, *args: Any) -> Any:
-    return gae(*(arg.flip(0) if isinstance(arg, Tensor) else arg for arg in args)).flip(0)
+def advantages_accumulate_forwards_in_time(gae: Function, *args: Any, **valid: Any) -> Any:
+    args, valid = tree_map(lambda arg: arg.flip(0) if isinstance(arg, Tensor) else arg, (args, valid))
+    return gae(*args, **valid).flip(0)
 
 
 @mutation(update, "gae", "DelayedCredit", "MultiDiscreteMatch")
-def advantages_accumulate_over_environments(gae: Function, *args: Any) -> Any:
-    return gae(*(arg.T if isinstance(arg, Tensor) else arg for arg in args)).T
+def advantages_accumulate_over_environments(gae: Function, *args: Any, **valid: Any) -> Any:
+    args, valid = tree_map(lambda arg: arg.T if isinstance(arg, Tensor) else arg, (args, valid))
+    return gae(*args, **valid).T
 
 
 @mutation(update, "gae", "TerminatedValue", "ResetStep")
-def each_step_bootstraps_from_where_it_began(gae: Function, *args: Any) -> Any:
+def each_step_bootstraps_from_where_it_began(gae: Function, *args: Any, **valid: Any) -> Any:
     rewards, values, _, *rest = args
-    return gae(rewards, values, values, *rest)
+    return gae(rewards, values, values, *rest, **valid)
 
 
 @mutation(update, "gae", "ResetStep", modes=(SAME_STEP,))
-def advantages_are_one_step_late(gae: Function, *args: Any) -> Any:
-    return gae(*args).roll(1, dims=0)
+def advantages_are_one_step_late(gae: Function, *args: Any, **valid: Any) -> Any:
+    return gae(*args, **valid).roll(1, dims=0)
 
 
 # What is collected.

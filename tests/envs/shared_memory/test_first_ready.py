@@ -131,3 +131,18 @@ def test_a_refused_action_is_not_sent(make: Make) -> None:
     with pytest.raises(ValueError, match="actions"):
         env.send(np.zeros(3, int))
     env.step(np.zeros(4, int))
+
+
+def test_a_reset_of_some_leaves_alone_what_the_others_were_sent(make: Make) -> None:
+    env = make([partial(Counting, number) for number in range(4)], num_workers=2, batch_size=2)
+    env.reset(seed=5)
+    env.send(np.zeros(4, int))
+    env.recv([0, 1])
+    mask = np.array([True, False, False, False])
+    observations, _ = env.reset(options={"reset_mask": mask})
+    assert observations[:2].tolist() == [[0, 5, 0, 1], [1, 6, 1, 0]]
+    assert env.recv().observations.tolist() == [[2, 7, 1, 0], [3, 8, 1, 0]]
+    env.send(np.zeros(2, int), [0, 1])
+    env.reset(options={"reset_mask": mask})
+    with pytest.raises(error.NoAsyncCallError):
+        env.recv()
