@@ -129,8 +129,8 @@ class RolloutDataModule(L.LightningDataModule):
         env = self._environment("train", self.num_envs, self.num_envs // 2 if self.overlap else None)
         if env.num_envs != self.num_envs:
             raise ConfigurationError(
-                f"env made {env.num_envs} environments when told to make num_envs {self.num_envs}: let it "
-                "make as many as its first argument says."
+                f"env made {env.num_envs} environments when told to make num_envs {self.num_envs}: set "
+                f"num_envs to {env.num_envs}, or let it make as many as its first argument says."
             )
         if self.overlap:
             check_overlap(env, self.overlap)

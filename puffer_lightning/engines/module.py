@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from gymnasium import Space
 from lightning.pytorch.cli import OptimizerCallable
@@ -13,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils._pytree import tree_leaves
-from torchmetrics import CatMetric
+from torchmetrics import CatMetric, MeanMetric
 from typing_extensions import override
 
 from puffer_lightning.distributed import derive_seed, no_sync
@@ -29,7 +30,13 @@ from puffer_lightning.engines.optimizers import (
 )
 from puffer_lightning.engines.steps import backward_and_optimizer
 from puffer_lightning.errors import ConfigurationError
-from puffer_lightning.policies import ObservationNormalizer, Policy, RewardNormalizer, make_policy
+from puffer_lightning.policies import (
+    Policy,
+    RewardNormalizer,
+    make_normalizer,
+    make_policies,
+    make_policy,
+)
 from puffer_lightning.ppo import Learner, PPOConfig
 from puffer_lightning.rollout import Episodes, Rollout
 
@@ -43,7 +50,8 @@ class PPO(L.LightningModule):
 
     Args:
         policy: Actor-critic network, a ``puffer_lightning.policies.Policy`` by ``class_path``; chosen from
-            the environment's spaces if not given.
+            the environment's spaces if not given. Where each type of agent has its own, it says how to make
+            one.
         optimizer: Any torch optimizer by ``class_path``.
         lr_schedule: How the learning rate falls to 0 over ``total_timesteps`` ("linear" or "cosine"), or
             "constant", or any torch scheduler by ``class_path``, which takes one step an iteration. A run
@@ -95,6 +103,7 @@ class PPO(L.LightningModule):
         self._normalize_rewards = normalize_rewards
         self._saved: dict[str, Any] | None = None
         self._returns, self._lengths = CatMetric(), CatMetric()
+        self._returns_of: dict[str, MeanMetric] = {}
 
     # Shared with Fabric, in the order in which an engine calls them.
 
@@ -110,9 +119,9 @@ class PPO(L.LightningModule):
         if not hasattr(self, "policy"):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(derive_seed(torch.initial_seed(), "policy"))
-                self.policy = self._make_policy(*data.spaces)
+                self.policy = make_policies(self._make_policy, *data.spaces)
             if self._normalize_observations:
-                self.policy.observation_normalizer = ObservationNormalizer(data.spaces[0])
+                self.policy.observation_normalizer = make_normalizer(data.spaces[0])
             if self._normalize_rewards:
                 self.policy.reward_normalizer = RewardNormalizer()
         if tree_leaves(self.policy.initial_state(1)):
@@ -239,6 +248,12 @@ class PPO(L.LightningModule):
         """Count the episodes that this rank played."""
         self._returns.update(torch.from_numpy(episodes.returns))
         self._lengths.update(torch.from_numpy(episodes.lengths))
+        types = sorted(set(episodes.agent_types))
+        if len(types) > 1:
+            of = np.resize(episodes.agent_types, len(episodes.returns))
+            for name in types:
+                mean = self._returns_of.setdefault(name, MeanMetric())
+                mean.update(torch.from_numpy(episodes.returns[of == name]))
 
     @override
     def test_step(self, episodes: Episodes, batch_idx: int) -> None:
@@ -265,6 +280,9 @@ class PPO(L.LightningModule):
             metrics[f"{stage}/episode_{name}"] = values.mean().item()
             metrics[f"{stage}/episode_{name}_std"] = values.std(correction=0).item()
             gathered.reset()
+        for name, mean in self._returns_of.items():
+            metrics[f"{stage}/episode_return/{name}"] = mean.compute().item()
+            mean.reset()
         self._set_logging_step(self.env_steps)
         with warnings.catch_warnings():
             # Only what is logged is returned by the Trainer, so it is even where there is no logger.

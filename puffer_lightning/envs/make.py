@@ -4,6 +4,8 @@ import difflib
 import inspect
 import pkgutil
 from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -11,6 +13,7 @@ from gymnasium import error
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from puffer_lightning.envs.pettingzoo import find_parallel_env, make_pettingzoo_env
 from puffer_lightning.envs.shared_memory import SharedMemoryVectorEnv, WorkerOptions
 from puffer_lightning.errors import ConfigurationError
 
@@ -18,7 +21,8 @@ EnvFactory = Callable[..., VectorEnv]
 """Anything that makes a vector environment of as many environments as its first argument says."""
 
 EnvSource = str | EnvFactory
-"""A gymnasium id (``module:Name-v0`` imports the module first), a factory, or a factory's dotted path."""
+"""A gymnasium id (``module:Name-v0`` imports the module first), a factory, or the dotted path of a factory or
+of a PettingZoo environment's module."""
 
 
 def check_env(env: EnvSource) -> None:
@@ -72,8 +76,8 @@ def make_vector_env(
         return _make_registered(found, str(env), num_envs, kwargs, render_mode, workers)
     if num_workers:
         raise ConfigurationError(
-            f"num_workers is {num_workers} but env {env} makes its own vector environment: leave it 0, "
-            "and let env make a puffer_lightning.envs.SharedMemoryVectorEnv if it is to have workers."
+            f"num_workers is {num_workers} but env {env} makes its own vector environment: leave it 0 (a "
+            "function of yours can make a puffer_lightning.envs.SharedMemoryVectorEnv)."
         )
     told = {"render_mode": render_mode, "batch_size": kwargs.get("batch_size", batch_size)}
     return _call(found, env, num_envs, kwargs, told)
@@ -168,6 +172,9 @@ def _import_factory(path: str) -> EnvFactory:
             f"env {path} is neither a gymnasium id nor something that can be imported ({problem}): correct "
             "it, or add the module's folder to PYTHONPATH."
         ) from problem
+    if isinstance(factory, ModuleType):
+        find_parallel_env(path)
+        return partial(make_pettingzoo_env, env=path)
     if not callable(factory):
         raise ConfigurationError(
             f"env {path} is a {type(factory).__name__}: name a class or function that makes a "

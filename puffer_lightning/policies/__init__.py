@@ -24,9 +24,17 @@ from puffer_lightning.policies.masking import (
 )
 from puffer_lightning.policies.multi_input import MultiInputEncoder
 from puffer_lightning.policies.normalization import ObservationNormalizer, RewardNormalizer
+from puffer_lightning.policies.per_type import (
+    AGENT_TYPE,
+    PerTypeNormalizer,
+    PerTypePolicy,
+    make_normalizer,
+    make_policies,
+)
 
 __all__ = [
     "ACTION_MASK",
+    "AGENT_TYPE",
     "Action",
     "ActionHead",
     "Actions",
@@ -47,12 +55,16 @@ __all__ = [
     "NatureCNN",
     "ObservationNormalizer",
     "Observations",
+    "PerTypeNormalizer",
+    "PerTypePolicy",
     "Policy",
     "RewardNormalizer",
     "SquashedGaussianHead",
     "State",
     "is_image",
     "make_head",
+    "make_normalizer",
+    "make_policies",
     "make_policy",
     "unmasked",
     "without_mask",

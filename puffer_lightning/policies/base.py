@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from puffer_lightning.policies.action_head import ActionHead, Actions
 from puffer_lightning.policies.masking import MaskedObservations
-from puffer_lightning.policies.normalization import ObservationNormalizer, RewardNormalizer
+from puffer_lightning.policies.normalization import Normalizer, RewardNormalizer
 
 Observations = Any
 """A tensor or a pytree of tensors, leading dimension B; ``MaskedObservations`` where actions are masked."""
@@ -59,7 +59,7 @@ class Policy(nn.Module, ABC):
     """
 
     head: ActionHead
-    observation_normalizer: ObservationNormalizer | None
+    observation_normalizer: Normalizer | None
     reward_normalizer: RewardNormalizer | None
 
     def __init__(self) -> None:

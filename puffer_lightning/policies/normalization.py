@@ -5,6 +5,7 @@ calls once an iteration, changes them: rollout, update and evaluation see them f
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -90,7 +91,24 @@ class RunningMoments(nn.Module):
         return self
 
 
-class ObservationNormalizer(nn.Module):
+class Normalizer(nn.Module, ABC):
+    """What normalises the observations that a policy is given."""
+
+    @abstractmethod
+    def forward(self, observations: Any) -> Any:
+        """Return the observations, any leading dimensions, nested as they came."""
+
+    @abstractmethod
+    def update(self, observations: Any, valid: Tensor) -> None:
+        """Take in the observations of a rollout, of all ranks.
+
+        Args:
+            observations: pytree of tensors ``[T, N, ...]``, or ``MaskedObservations`` of such.
+            valid: ``[T, N]`` bool.
+        """
+
+
+class ObservationNormalizer(Normalizer):
     """Observations shifted and scaled to mean 0 and standard deviation 1, elementwise.
 
     All Box parts are but those of uint8, which their bounds scale to [0, 1]; others stay as they are. Results

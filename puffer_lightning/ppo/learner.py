@@ -44,6 +44,7 @@ class Learner:
         device = next(policy.parameters()).device
         self._generator = torch.Generator(device).manual_seed(derive_seed(seed, "minibatches", rank()))
         self._statistics = EpisodeStatistics()
+        self._statistics_of: dict[str, EpisodeStatistics] = {}
         # Of the episodes under way. Not saved: a resumed run starts new episodes.
         self._discounted: Tensor | None = None
 
@@ -67,7 +68,8 @@ class Learner:
 
         Returns:
             The iteration's metrics by their logged names, over all ranks: ``rollout/…`` of the last episodes,
-            without mean return and length before the first has ended; ``train/…``; and ``time/…``, where
+            without mean return and length before the first has ended, and of each type of agent where there
+            are several; ``train/…``; and ``time/…``, where
             ``sps`` is environment steps per second and shares are of the time from the rollout's first step
             to the update's last.
         """
@@ -90,6 +92,7 @@ class Learner:
         self.env_steps += steps
         self._statistics.update(rollout.episode_returns, rollout.episode_lengths)
         named = {f"rollout/{name}": value for name, value in self._statistics.compute().items()}
+        named |= self._returns_by_type(rollout)
         named |= {f"train/{name}": value for name, value in losses.items()}
         metrics = _read(named)
         metrics["train/learning_rate"] = learning_rate
@@ -98,6 +101,20 @@ class Learner:
         metrics["time/rollout_share"] = rollout.seconds / (end - rollout.began)
         metrics["time/update_share"] = (end - begin) / (end - rollout.began)
         return metrics
+
+    def _returns_by_type(self, rollout: Rollout) -> dict[str, Tensor]:
+        """Mean episode return of each type of agent, if there are several."""
+        types = sorted(set(rollout.agent_types))
+        if len(types) < 2:
+            return {}
+        places = rollout.episode_rows % len(rollout.agent_types)
+        returns: dict[str, Tensor] = {}
+        for name in types:
+            own = torch.tensor([kind == name for kind in rollout.agent_types], device=places.device)[places]
+            statistics = self._statistics_of.setdefault(name, EpisodeStatistics())
+            statistics.update(rollout.episode_returns[own], rollout.episode_lengths[own])
+            returns[f"rollout/episode_return/{name}"] = statistics.compute()["episode_return"]
+        return returns
 
     def _scaled(self, rollout: Rollout) -> Rollout:
         """The rollout with its rewards normalised, if they are to be; statistics take it in before."""
@@ -119,6 +136,7 @@ class Learner:
             "env_steps": self.env_steps,
             "shuffling": self._generator.get_state(),
             "statistics": self._statistics.state_dict(),
+            "statistics_by_type": {name: of.state_dict() for name, of in self._statistics_of.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -126,6 +144,9 @@ class Learner:
         self.env_steps = state["env_steps"]
         self._generator.set_state(state["shuffling"].cpu())
         self._statistics.load_state_dict(state["statistics"])
+        for name, saved in state["statistics_by_type"].items():
+            self._statistics_of[name] = EpisodeStatistics()
+            self._statistics_of[name].load_state_dict(saved)
 
 
 def _read(named: dict[str, Tensor]) -> Metrics:

@@ -75,12 +75,12 @@ class Collector:
         self._fill(policy, act or policy.act)
         steps = buffers.flush()
         self._fill_next_values(policy, buffers)
+        ended = steps["terminated"] | steps["truncated"]
         rollout.episode_returns, rollout.episode_lengths, self._under_way = finished_episodes(
-            steps["rewards"],
-            steps["valid"],
-            steps["terminated"] | steps["truncated"],
-            self._under_way.to(steps["rewards"].device),
+            steps["rewards"], steps["valid"], ended, self._under_way.to(ended.device)
         )
+        rollout.episode_rows = ended.nonzero()[:, 1]
+        rollout.agent_types = getattr(self.env, "agent_types", ())
         rollout.seconds = time.perf_counter() - rollout.began
         return rollout
 

@@ -44,11 +44,14 @@ class Episodes:
         returns: [K] undiscounted.
         lengths: [K] in environment steps.
         trajectories: The episodes themselves, if they were recorded.
+        agent_types: [A], names of the types of agents, if the environment tells: episode i is one of type
+            i mod A.
     """
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
     trajectories: list[Trajectory] = field(default_factory=list)
+    agent_types: tuple[str, ...] = ()
 
 
 @torch.no_grad()
@@ -128,6 +131,7 @@ def play(
         returns[:-1].cpu().numpy(),
         lengths[:-1].cpu().numpy(),
         [trajectories[index] for index in sorted(trajectories)],
+        getattr(env, "agent_types", ()),
     )
 
 

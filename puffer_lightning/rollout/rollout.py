@@ -34,6 +34,8 @@ class Rollout:
             feed-forward policies.
         episode_returns: [K] undiscounted returns of the episodes that ended during this rollout.
         episode_lengths: [K] their lengths in environment steps.
+        episode_rows: [K] int64, whose they were: columns of the [T, N] above.
+        agent_types: [A], names of the types of agents, if the environment tells: row i is of type i mod A.
         began: When its collection began, by ``time.perf_counter``.
         seconds: Wall-clock time it took to collect.
     """
@@ -50,6 +52,8 @@ class Rollout:
     state: Any = ()
     episode_returns: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     episode_lengths: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+    episode_rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    agent_types: tuple[str, ...] = ()
     began: float = 0.0
     seconds: float = 0.0
 

@@ -28,7 +28,8 @@ class Step(NamedTuple):
         truncated: [N] bool.
         valid: [N] bool, False where this step only reset the environment (NEXT_STEP) and ignored its action,
             or where the environment says that it is not to be learned from (``infos["masked"]``).
-        started: [N] bool, the next observation is the first of an episode.
+        started: [N] bool, the next observation is the first of an episode. The environment says so itself
+            (``infos["started"]``) where an episode does not begin as soon as the one before it has ended.
         final_observations: Rows of final observations, [K, ...] for the K environments set in
             ``final_rows``, without action masks; ``None`` where none is needed, where the next observation is
             the final one itself and where the environments do not tell. Of device-resident environments all
@@ -130,7 +131,7 @@ class Stepper:
             self._see(observations, mask if mask is None else mask | ended[:, None])
             return Step(rewards, terminated, truncated, valid=valid & ~started, started=started)
         final, rows = self._after_ends(observations, terminated, truncated, ended, infos)
-        return Step(rewards, terminated, truncated, valid, ended, final, rows)
+        return Step(rewards, terminated, truncated, valid, infos.get("started", ended), final, rows)
 
     def _exchange_ended(self, ended: Flags) -> Flags:
         """Remember whose episode ended with this step; whose did with the step before."""
