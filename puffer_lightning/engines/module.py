@@ -281,7 +281,8 @@ class PPO(L.LightningModule):
             metrics[f"{stage}/episode_{name}_std"] = values.std(correction=0).item()
             gathered.reset()
         for name, mean in self._returns_of.items():
-            metrics[f"{stage}/episode_return/{name}"] = mean.compute().item()
+            if mean.compute().isfinite():  # none of this type was played if it is not
+                metrics[f"{stage}/episode_return/{name}"] = mean.compute().item()
             mean.reset()
         self._set_logging_step(self.env_steps)
         with warnings.catch_warnings():

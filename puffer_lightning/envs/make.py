@@ -24,6 +24,9 @@ EnvSource = str | EnvFactory
 """A gymnasium id (``module:Name-v0`` imports the module first), a factory, or the dotted path of a factory or
 of a PettingZoo environment's module."""
 
+# The extra that installs a package.
+_EXTRAS = {"mpe2": "pettingzoo", "pettingzoo": "pettingzoo"}
+
 
 def check_env(env: EnvSource) -> None:
     """Refuse a name that stands for nothing, without making the environment.
@@ -168,9 +171,11 @@ def _import_factory(path: str) -> EnvFactory:
     try:
         factory = pkgutil.resolve_name(path)
     except (ImportError, AttributeError) as problem:
+        extra = isinstance(problem, ModuleNotFoundError) and _EXTRAS.get(problem.name or "")
+        how = "correct it, or add the module's folder to PYTHONPATH."
         raise ConfigurationError(
-            f"env {path} is neither a gymnasium id nor something that can be imported ({problem}): correct "
-            "it, or add the module's folder to PYTHONPATH."
+            f"env {path} is neither a gymnasium id nor something that can be imported ({problem}): "
+            + (f'pip install "puffer-lightning[{extra}]".' if extra else how)
         ) from problem
     if isinstance(factory, ModuleType):
         find_parallel_env(path)

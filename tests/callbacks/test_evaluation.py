@@ -7,8 +7,11 @@ import pytest
 from gymnasium.vector import VectorEnv
 
 from puffer_lightning.callbacks import EvaluationReport, Progress
+from puffer_lightning.envs.pettingzoo import make_pettingzoo_env
 from puffer_lightning.errors import ConfigurationError
 from tests.callbacks.runs import PPO, Other, data, trainer
+from tests.environments import Place, reward
+from tests.envs.parallel_environments import Crew
 
 
 def reports(text: str) -> list[str]:
@@ -60,6 +63,30 @@ def test_factories_have_names_and_one_episode_no_plural(
     (line,) = reports(capsys.readouterr().out)
     assert "1 greedy episode of make_cart_poles, return" in line
     assert re.search(r"return [57]\.00 ± 0\.00, length [57]\.0 ± 0\.0$", line)
+
+
+def crew(num_envs: int) -> VectorEnv:
+    return make_pettingzoo_env(num_envs, Crew)
+
+
+@pytest.mark.parametrize("num_episodes", [1, 5])
+def test_types_of_agents_have_their_own_means(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_episodes: int
+) -> None:
+    run = trainer(EvaluationReport(), folder=tmp_path)
+    run.test(PPO(), datamodule=data(env=crew, eval_episodes=num_episodes), verbose=False)
+    lived = [Crew.lives[agent].length for agent in Crew.possible_agents * 2][:num_episodes]
+    # Both environments call their agents 0, 1 and 2.
+    returns = [
+        sum(reward(Place(index % 3, 0, step)) for step in range(length)) for index, length in enumerate(lived)
+    ]
+    walkers, sitters = [returns[index] for index in (0, 1, 3, 4) if index < num_episodes], returns[2:3]
+    expected = {"walker": sum(walkers) / len(walkers)} | ({"sitter": sitters[0]} if sitters else {})
+    prefix = "test/episode_return/"
+    metrics = {name: value.item() for name, value in run.callback_metrics.items() if prefix in name}
+    assert metrics == {prefix + name: pytest.approx(mean) for name, mean in expected.items()}
+    (line,) = reports(capsys.readouterr().out)
+    assert all(f", {name} {mean:.2f}" in line for name, mean in expected.items())
 
 
 def test_other_ranks_print_nothing(

@@ -74,6 +74,25 @@ def test_metrics_have_their_logged_names() -> None:
     assert metrics["rollout/episode_length"] == 40.0
 
 
+def test_mean_returns_of_types_of_agents() -> None:
+    run = Run()
+
+    def iterate(rows: list[int], *returns: float) -> Metrics:
+        rollout = dataclasses.replace(
+            run.rollout(*returns), episode_rows=torch.tensor(rows), agent_types=("fox", "hare", "hare", "fox")
+        )
+        return run.learner.learn(rollout, run.optimizer)
+
+    assert "rollout/episode_return/hare" not in iterate([0, 7, 4], 1.0, 2.0, 6.0)
+    metrics = iterate([6, 5, 3], 10.0, 20.0, 7.0)
+    assert metrics["rollout/episode_return/fox"] == (1 + 2 + 6 + 7) / 4
+    assert metrics["rollout/episode_return/hare"] == 15.0
+    resumed = Run()
+    resumed.learner.load_state_dict(copy.deepcopy(run.learner.state_dict()))
+    run = resumed
+    assert iterate([1], 30.0)["rollout/episode_return/hare"] == 20.0
+
+
 def test_mean_returns_are_left_out_until_an_episode_has_ended() -> None:
     run = Run()
     first = run.iterate()

@@ -143,6 +143,16 @@ def test_gymnasiums_vectorised_cart_pole_resets_in_the_next_step() -> None:
     assert resets > 6
 
 
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_an_environment_may_say_itself_which_episodes_begin(
+    mode: AutoresetMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepper = start(mode)
+    step, begin = stepper.env.step, np.array([False, True, False, True])
+    monkeypatch.setattr(stepper.env, "step", lambda actions: (*step(actions)[:4], {"started": begin}))
+    assert stepper.step(ACTIONS).started.tolist() == begin.tolist()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_masked_transitions_are_not_valid(mode: AutoresetMode, monkeypatch: pytest.MonkeyPatch) -> None:
     stepper = start(mode)
