@@ -99,6 +99,10 @@ class PerTypePolicy(Policy):
         """Return the states of all types' policies at the start of an episode."""
         return tuple(policy.initial_state(num_envs, device) for _, policy in self._each())
 
+    def restart(self, state: State, started: Tensor) -> State:
+        """Return the states with their beginnings put back where an episode begins: see ``Policy.restart``."""
+        return tuple(policy.restart(of, started) for (_, policy), of in zip(self._each(), state, strict=True))
+
 
 class PerTypeHead(ActionHead):
     """The action heads of all types, of which each row follows its own type's.
