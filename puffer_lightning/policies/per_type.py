@@ -100,7 +100,7 @@ class PerTypePolicy(Policy):
         return tuple(policy.initial_state(num_envs, device) for _, policy in self._each())
 
     def restart(self, state: State, started: Tensor) -> State:
-        """Return the states with their beginnings put back where an episode begins: see ``Policy.restart``."""
+        """Return the states, put back to their beginning where an episode begins: see ``Policy.restart``."""
         return tuple(policy.restart(of, started) for (_, policy), of in zip(self._each(), state, strict=True))
 
 
