@@ -117,10 +117,10 @@ class BatchStepper(Stepper):
         self._ended[self._rows] = ended
         return before
 
-    def _reset(self, ended: Flags) -> tuple[Any, Flags | None]:
+    def _reset_ended(self, ended: Flags) -> tuple[Any, Flags | None]:
         of_all = np.zeros(self.env.num_envs, dtype=np.bool_)
         of_all[self._rows] = ended
-        observations, mask = super()._reset(of_all)
+        observations, mask = super()._reset_ended(of_all)
         rows = self._rows
         return tree_map(lambda leaf: leaf[rows], observations), None if mask is None else mask[rows]
 

@@ -151,7 +151,7 @@ class Stepper:
         if self.autoreset_mode is AutoresetMode.DISABLED:
             # Copied before the reset, which may reuse the memory.
             final = tree_map(lambda leaf: np.array(leaf[rows]), observations) if rows.size else None
-            observations, after_reset = self._reset(ended)
+            observations, after_reset = self._reset_ended(ended)
             if mask is not None and after_reset is not None:
                 mask = np.where(ended[:, None], after_reset, mask)
         elif rows.size and "final_obs" in infos:
@@ -159,7 +159,7 @@ class Stepper:
         self._see(observations, mask)
         return without_mask(final), rows
 
-    def _reset(self, ended: Flags) -> tuple[Any, Flags | None]:
+    def _reset_ended(self, ended: Flags) -> tuple[Any, Flags | None]:
         """Observations and action mask after a reset of the environments whose episode ended."""
         observations, infos = self.env.reset(options={"reset_mask": ended})
         return observations, self._mask(observations, infos)

@@ -18,7 +18,7 @@ from puffer_lightning.policies.encoders import MLPEncoder
 from puffer_lightning.policies.gaussian import GaussianHead
 from puffer_lightning.ppo import learner, loss
 from puffer_lightning.rollout import Rollout
-from puffer_lightning.rollout.buffers import RolloutBuffers
+from puffer_lightning.rollout.buffers import RolloutBuffers, StepBuffers
 from puffer_lightning.rollout.collector import Collector
 from tests.learning.registry import MUTATIONS, Function, mutation
 
@@ -48,10 +48,10 @@ def termination_counts_as_truncation(gae: Function, *args: Any, **valid: Any) ->
 
 
 @mutation(update, "gae", "ResetStep")
-def advantages_flow_over_the_end_of_episodes(gae: Function, *args: Any, **valid: Any) -> Any:
+def advantages_flow_over_the_end_of_episodes(gae: Function, *args: Any, valid: Tensor) -> Any:
     *values, nexts, terminated, _, gamma, gae_lambda = args
     never = torch.zeros_like(terminated)
-    return gae(*values, nexts.masked_fill(terminated, 0.0), never, never, gamma, gae_lambda, **valid)
+    return gae(*values, nexts.masked_fill(terminated, 0.0), never, never, gamma, gae_lambda)
 
 
 @mutation(update, "gae", "DelayedCredit", "Password")
@@ -118,9 +118,9 @@ def observations_are_those_after_the_step(collect: Function, *args: Any) -> Any:
     return rollout
 
 
-@mutation(RolloutBuffers, "write_action", "Squared")
+@mutation(StepBuffers, "write_action", "Squared")
 def log_probs_are_of_the_next_environments_action(
-    write: Function, self: RolloutBuffers, t: int, action: Any
+    write: Function, self: StepBuffers, t: int, action: Any
 ) -> None:
     write(self, t, action._replace(log_probs=action.log_probs.roll(1)))
 
@@ -128,9 +128,12 @@ def log_probs_are_of_the_next_environments_action(
 # What is trained on.
 
 
-@mutation(update, "flatten", "ResetStep")
-def reset_steps_are_trained_on(flatten: Function, rollout: Rollout, advantages: Tensor) -> Any:
-    return flatten(replace(rollout, valid=torch.ones_like(rollout.valid)), advantages)
+@mutation(learner, "update", "ResetStep")
+def reset_steps_are_trained_on(
+    update: Function, policy: Any, optimizer: Any, rollout: Rollout, *rest: Any, **options: Any
+) -> Any:
+    rollout = replace(rollout, valid=torch.ones_like(rollout.valid))
+    return update(policy, optimizer, rollout, *rest, **options)
 
 
 @mutation(update, "flatten", "ResetStep", "Bandit")
