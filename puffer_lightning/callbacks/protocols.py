@@ -4,7 +4,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from lightning.pytorch import Callback, Trainer
 
-from puffer_lightning.envs import EnvSource
+from puffer_lightning.envs import EnvSource, EnvWrapper
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy
 from puffer_lightning.ppo import PPOConfig
@@ -32,6 +32,7 @@ class RolloutData(Protocol):
 
     env: EnvSource
     env_kwargs: dict[str, Any] | None
+    wrappers: list[EnvWrapper]
     num_envs: int
     horizon: int
     total_timesteps: int

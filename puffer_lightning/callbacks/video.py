@@ -198,7 +198,7 @@ class _Film:
 def _make_drawing_env(data: RolloutData) -> VectorEnv[Any, Any, Any]:
     """One environment that has been seen to draw frames."""
     try:
-        env = make_vector_env(data.env, 1, data.env_kwargs, render_mode="rgb_array")
+        env = make_vector_env(data.env, 1, data.env_kwargs, render_mode="rgb_array", wrappers=data.wrappers)
     except (ConfigurationError, error.Error) as problem:
         raise _cannot_draw(data, str(problem)) from problem
     try:

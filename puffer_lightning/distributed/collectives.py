@@ -1,5 +1,7 @@
 """Facts about the process group and sums over it; all of them work, and cost nothing, without one."""
 
+import os
+
 import torch.distributed as dist
 from torch import Tensor
 
@@ -16,6 +18,14 @@ def rank() -> int:
 def world_size() -> int:
     """The number of ranks, 1 without a process group."""
     return dist.get_world_size() if _grouped() else 1
+
+
+def local_world_size() -> int:
+    """The number of ranks on this machine, to share its processors; all ranks where that is not known.
+
+    ``torchrun`` tells; Lightning's own launcher does not, and is used for one machine more often than not.
+    """
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
 
 
 def global_sum(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 from typing_extensions import override
 
 from puffer_lightning.distributed import derive_seed, rank, world_size
-from puffer_lightning.envs import EnvSource, WorkerOptions, check_env, make_vector_env
+from puffer_lightning.envs import EnvSource, EnvWrapper, WorkerOptions, check_env, make_vector_env
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy
 from puffer_lightning.rollout import (
@@ -53,6 +53,9 @@ class RolloutDataModule(L.LightningDataModule):
             then all: ``halves`` are the same ones at each step, so that a run can be repeated bit for bit;
             ``first_ready`` are those that have stepped first, for steps that take now long, now short. Needs
             ``num_workers``, or environments with ``send`` and ``recv``.
+        wrappers: Wrappers of a single environment, such as those of ``gymnasium.wrappers``, the first one
+            innermost: functions of an environment, on the command line and in YAML by ``class_path`` and
+            ``init_args``. A vectorised implementation of the environment is then not used.
 
     Raises:
         ConfigurationError: An option is out of its range, or no such environment is registered.
@@ -70,6 +73,7 @@ class RolloutDataModule(L.LightningDataModule):
         num_workers: int = 0,
         worker_options: WorkerOptions | None = None,
         overlap: Overlap | None = None,
+        wrappers: list[EnvWrapper] | None = None,
     ) -> None:
         super().__init__()
         sizes: dict[str, object] = {
@@ -95,6 +99,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.num_workers = num_workers
         self.worker_options = worker_options
         self.overlap = overlap
+        self.wrappers = wrappers or []
         self._envs: dict[str, VectorEnv[Any, Any, Any]] = {}
         self._collector: Collector | None = None
 
@@ -152,6 +157,7 @@ class RolloutDataModule(L.LightningDataModule):
                 num_workers=self.num_workers,
                 worker_options=self.worker_options,
                 batch_size=batch_size,
+                wrappers=self.wrappers,
             )
         return self._envs[name]
 

@@ -3,7 +3,8 @@
 import difflib
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium import error
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from puffer_lightning.envs.pettingzoo import find_parallel_env, make_pettingzoo_env
 from puffer_lightning.envs.shared_memory import SharedMemoryVectorEnv, WorkerOptions
@@ -24,8 +25,25 @@ EnvSource = str | EnvFactory
 """A gymnasium id (``module:Name-v0`` imports the module first), a factory, or the dotted path of a factory or
 of a PettingZoo environment's module."""
 
-# The extra that installs a package.
-_EXTRAS = {"mpe2": "pettingzoo", "pettingzoo": "pettingzoo"}
+EnvWrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
+"""Makes of one environment another, as the classes of ``gymnasium.wrappers`` do."""
+
+# What takes the place of a package's own vector environment.
+_ADAPTERS = {"ale_py.vector_env:AtariVectorEnv": "puffer_lightning.envs.atari:Atari"}
+
+# The extra that installs a package, by a word of the complaint that it is missing.
+_EXTRAS = {
+    "ale_py": "atari",
+    "box2d": "box2d",
+    "envpool": "envpool",
+    "minigrid": "minigrid",
+    "mpe2": "pettingzoo",
+    "mujoco": "mujoco",
+    "pettingzoo": "pettingzoo",
+}
+
+
+_CORRECT_PATH = "correct it, or add the module's folder to PYTHONPATH."
 
 
 def check_env(env: EnvSource) -> None:
@@ -48,12 +66,13 @@ def make_vector_env(
     num_workers: int = 0,
     worker_options: WorkerOptions | None = None,
     batch_size: int | None = None,
+    wrappers: Sequence[EnvWrapper] = (),
 ) -> VectorEnv[Any, Any, Any]:
     """Make ``num_envs`` environments that step together.
 
-    Where gymnasium has a vectorised implementation of the environment, it is used (unless frames are wanted,
-    which not all of them draw); otherwise the environments are stepped one after the other,
-    or in worker processes.
+    Where gymnasium has a vectorised implementation of the environment, it is used, unless frames are wanted,
+    which not all of them draw, or the environments are to be wrapped; otherwise the environments are stepped
+    one after the other, or in worker processes.
 
     Args:
         env: A gymnasium id, a factory or its dotted path.
@@ -65,6 +84,7 @@ def make_vector_env(
         worker_options: Further options of them.
         batch_size: How many environments worker processes hand over at a time, if not all; a factory is told
             if it takes it.
+        wrappers: Applied to each environment, the first one innermost; not with a factory.
 
     Raises:
         ConfigurationError: The environment cannot be made; the message says what is missing.
@@ -76,7 +96,12 @@ def make_vector_env(
             "num_workers": min(num_workers, num_envs),
             "batch_size": batch_size,
         }
-        return _make_registered(found, str(env), num_envs, kwargs, render_mode, workers)
+        return _make_registered(found, str(env), num_envs, kwargs, render_mode, workers, wrappers)
+    if wrappers:
+        raise ConfigurationError(
+            f"wrappers go around single environments but env {env} makes its own vector environment: leave "
+            "them out, and let env apply them."
+        )
     if num_workers:
         raise ConfigurationError(
             f"num_workers is {num_workers} but env {env} makes its own vector environment: leave it 0 (a "
@@ -93,29 +118,53 @@ def _make_registered(
     kwargs: dict[str, Any],
     render_mode: str | None,
     workers: dict[str, Any],
+    wrappers: Sequence[EnvWrapper],
 ) -> VectorEnv[Any, Any, Any]:
-    vectorized = spec.vector_entry_point is not None and not (render_mode and spec.entry_point)
+    if wrappers and spec.entry_point is None:
+        raise ConfigurationError(
+            f"wrappers go around single environments but env {env} is many at once: leave them out."
+        )
+    adapted = spec.vector_entry_point in _ADAPTERS
+    draws = adapted or spec.entry_point is None or render_mode is None
     options: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
     try:
-        if vectorized:
-            return gym.make_vec(env, num_envs, vectorization_mode="vector_entry_point", **(kwargs | options))
+        if spec.vector_entry_point is not None and draws and not wrappers:
+            if adapted:
+                spec = copy(spec)
+                spec.vector_entry_point = _ADAPTERS[str(spec.vector_entry_point)]
+            return gym.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **(kwargs | options))
+        # The spec, not the id: worker processes may not have imported what registered it.
+        make_one = partial(_make_one, spec, kwargs | options, wrappers)
         if workers["num_workers"]:
-            return SharedMemoryVectorEnv(env, num_envs, env_kwargs=kwargs | options, **workers)
-        return gym.make_vec(
-            env,
-            num_envs,
-            vectorization_mode="sync",
-            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
-            **(kwargs | options),
-        )
+            return SharedMemoryVectorEnv(make_one, num_envs, **workers)
+        return SyncVectorEnv([make_one] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     except error.DependencyNotInstalled as problem:
-        ours = "box2d" in str(problem).lower()
-        how = 'pip install "puffer-lightning[box2d]".' if ours else str(problem)
+        how = _how_to_install(str(problem)) or str(problem)
         raise ConfigurationError(f"env {env} needs a package that is not installed: {how}") from problem
     except TypeError as problem:
         if not kwargs:
             raise
         raise ConfigurationError(f"env_kwargs {kwargs} do not fit env {env}: {problem}.") from problem
+
+
+def _make_one(spec: EnvSpec, kwargs: dict[str, Any], wrappers: Sequence[EnvWrapper]) -> gym.Env[Any, Any]:
+    env = gym.make(spec, **kwargs)
+    try:
+        for wrapper in wrappers:
+            env = wrapper(env)
+    except Exception as problem:
+        raise ConfigurationError(f"wrappers do not fit env {spec.id}: {problem}") from problem
+    if not isinstance(env, gym.Env):
+        raise ConfigurationError(
+            f"wrappers made a {type(env).__name__} of env {spec.id}: let each of them return a gymnasium.Env."
+        )
+    return env
+
+
+def _how_to_install(complaint: str) -> str | None:
+    """The command that installs the package which is complained about, if it is of an extra of ours."""
+    extra = next((extra for word, extra in _EXTRAS.items() if word in complaint.lower()), None)
+    return extra and f'pip install "puffer-lightning[{extra}]".'
 
 
 def _call(
@@ -150,9 +199,11 @@ def _find(env: EnvSource) -> EnvSpec | EnvFactory:
             __import__(module)
         return gym.spec(name)
     except ImportError as problem:
+        missing = isinstance(problem, ModuleNotFoundError) and problem.name == module
+        how = missing and _how_to_install(module)
         raise ConfigurationError(
-            f"env {env}: the module {module} cannot be imported ({problem}): install it, or add its "
-            "folder to PYTHONPATH."
+            f"env {env}: the module {module} cannot be imported ({problem}): "
+            f"{how or 'install it, or add its folder to PYTHONPATH.'}"
         ) from problem
     except error.Error:
         parts = name.split(".")
@@ -171,11 +222,10 @@ def _import_factory(path: str) -> EnvFactory:
     try:
         factory = pkgutil.resolve_name(path)
     except (ImportError, AttributeError) as problem:
-        extra = isinstance(problem, ModuleNotFoundError) and _EXTRAS.get(problem.name or "")
-        how = "correct it, or add the module's folder to PYTHONPATH."
+        missing = isinstance(problem, ModuleNotFoundError) and _how_to_install(problem.name or "")
         raise ConfigurationError(
             f"env {path} is neither a gymnasium id nor something that can be imported ({problem}): "
-            + (f'pip install "puffer-lightning[{extra}]".' if extra else how)
+            f"{missing or _CORRECT_PATH}"
         ) from problem
     if isinstance(factory, ModuleType):
         find_parallel_env(path)

@@ -24,6 +24,8 @@ class PPOConfig:
         vf_coef: Weight of the value loss.
         ent_coef: Weight of the entropy bonus.
         max_grad_norm: Gradients are scaled down to this global norm.
+        clip_rewards: Learn from rewards held within ± this, after their normalisation if there is any; null
+            for as they are. The episode returns that are logged stay as the environment gave them.
         normalize_advantages: Standardise the advantages of each minibatch over all ranks ("global"), over
             each rank's part ("rank"), or not at all ("none").
         target_kl: Skip the remaining passes over a rollout once the policy has moved this far from the one
@@ -40,6 +42,7 @@ class PPOConfig:
     vf_coef: float = 0.5
     ent_coef: float = 0.01
     max_grad_norm: float = 0.5
+    clip_rewards: float | None = None
     normalize_advantages: Literal["global", "rank", "none"] = "global"
     target_kl: float | None = None
 
@@ -61,6 +64,10 @@ class PPOConfig:
         for name in ("vf_coef", "ent_coef"):
             if not getattr(self, name) >= 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: set it to 0 or more.")
+        if self.clip_rewards is not None and not self.clip_rewards > 0:
+            raise ConfigurationError(
+                f"clip_rewards is {self.clip_rewards}: set it above 0, or to null for rewards as they are."
+            )
         if self.target_kl is not None and not self.target_kl > 0:
             raise ConfigurationError(
                 f"target_kl is {self.target_kl}: set it above 0, or to null for no stop."

@@ -117,10 +117,15 @@ class Learner:
         return returns
 
     def _scaled(self, rollout: Rollout) -> Rollout:
-        """The rollout with its rewards normalised, if they are to be; statistics take it in before."""
+        """The rollout with its rewards normalised and clipped, as far as they are to be."""
+        rewards, limit = self._normalized(rollout), self.config.clip_rewards
+        return replace(rollout, rewards=rewards if limit is None else rewards.clamp(-limit, limit))
+
+    def _normalized(self, rollout: Rollout) -> Tensor:
+        """The rewards, normalised if they are to be; statistics take them in before."""
         normalizer = self.policy.reward_normalizer
         if normalizer is None:
-            return rollout
+            return rollout.rewards
         if self._discounted is None or len(self._discounted) != rollout.num_envs:
             self._discounted = rollout.rewards.new_zeros(rollout.num_envs, dtype=torch.float64)
         ended = rollout.terminated | rollout.truncated
@@ -128,7 +133,8 @@ class Learner:
             rollout.rewards, rollout.valid, ended, self.config.gamma, self._discounted
         )
         normalizer.update(returns, rollout.valid)
-        return replace(rollout, rewards=normalizer(rollout.rewards))
+        normalized: Tensor = normalizer(rollout.rewards)
+        return normalized
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, statistics and this rank's shuffling, for a checkpoint."""
