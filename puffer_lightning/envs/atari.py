@@ -6,8 +6,7 @@ from ale_py.vector_env import AtariVectorEnv
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from puffer_lightning.distributed import local_world_size
-from puffer_lightning.envs.shared_memory.arguments import processors
+from puffer_lightning.envs.threads import default_threads
 from puffer_lightning.errors import ConfigurationError
 
 Array = NDArray[Any]
@@ -59,7 +58,7 @@ class Atari(AtariVectorEnv):
         # Not the class's: that dict is shared by all vector environments, and the base class writes to it.
         self.metadata = {"render_modes": ["rgb_array"]}
         options |= {
-            "num_threads": num_threads or max(1, processors() // local_world_size()),
+            "num_threads": num_threads or default_threads(num_envs),
             "reward_clipping": reward_clipping,
         }
         super().__init__(game, num_envs, **options)

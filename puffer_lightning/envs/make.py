@@ -31,6 +31,9 @@ EnvWrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
 # What takes the place of a package's own vector environment.
 _ADAPTERS = {"ale_py.vector_env:AtariVectorEnv": "puffer_lightning.envs.atari:Atari"}
 
+# What finds the environments of packages that do not register them with gymnasium.
+_FINDERS = {"envpool": "puffer_lightning.envs.envpool:find"}
+
 # The extra that installs a package, by a word of the complaint that it is missing.
 _EXTRAS = {
     "ale_py": "atari",
@@ -197,6 +200,9 @@ def _find(env: EnvSource) -> EnvSpec | EnvFactory:
     try:
         if module:
             __import__(module)
+        if module in _FINDERS:
+            finder: Callable[[str], EnvFactory] = pkgutil.resolve_name(_FINDERS[module])
+            return finder(name)
         return gym.spec(name)
     except ImportError as problem:
         missing = isinstance(problem, ModuleNotFoundError) and problem.name == module
