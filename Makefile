@@ -53,7 +53,8 @@ wheel: $(VENV)/.installed
 
 constraints: $(VENV)/.installed  ## Resolve the newest versions that work together, on Python 3.10 and above.
 	$(BIN)/python -m pip install --quiet uv
-	printf 'torch==2.13.0\nnumpy<2.5\n' > $(VENV)/pins.txt
+	# envpool 1.2 installs 600 MB of models with it.
+	printf 'torch==2.13.0\nnumpy<2.5\nenvpool<1.2\n' > $(VENV)/pins.txt
 	(echo '# Exact versions that README and CI install with. Regenerate: `make constraints`.'; \
 	 $(BIN)/uv pip compile --universal --python-version 3.10 --extra dev --extra notebook -c $(VENV)/pins.txt \
 	 --upgrade --quiet --no-annotate --no-header pyproject.toml | grep -vE '^(nvidia-|triton|cuda-)') > constraints.txt

@@ -204,7 +204,7 @@ def _make_drawing_env(data: RolloutData) -> VectorEnv[Any, Any, Any]:
     try:
         env.reset(seed=0)
         _draw(env)
-    except (ValueError, NotImplementedError, error.Error) as problem:
+    except Exception as problem:  # each drawing library fails with errors of its own
         env.close()
         raise _cannot_draw(data, str(problem)) from problem
     return env

@@ -64,7 +64,8 @@ class Atari(AtariVectorEnv):
         super().__init__(game, num_envs, **options)
         self.metadata["render_fps"] = _FRAMES_PER_SECOND // options.get("frameskip", 4)
         self.render_mode = render_mode
-        self._screens = None if render_mode is None else AtariVectorEnv(game, num_envs, **(options | _SCREEN))
+        self._screens = None if render_mode is None else Atari(game, num_envs, **(options | _SCREEN))
+        self._shown: Array | None = None
 
     @override
     def reset(
