@@ -300,6 +300,8 @@ class TestRefuses:
             ("--data.env factories.one", "env factories.one made a TimeLimit: let it make a"),
             ("--data.env factories.non", "env factories.non is neither a gymnasium id nor something"),
             ("--data.env.length 3", "env is {'length': 3}: name it, or give it a class_path and init_args"),
+            ("--data.wrappers+ FrameStackObservation", "FrameStackObservation needs stack_size"),
+            ("--data.wrappers+ FrameStck", "--data.wrappers: Expected a dot import path string: FrameStck"),
             ("--data.env_kwargs.wind 1", "env_kwargs {'wind': 1} do not fit env CartPole-v1"),
             ("--model.num_minibatches 7", "num_minibatches 7 does not divide"),
             ("--model.optimizer Adm", "--model.optimizer: Expected a dot import path string: Adm"),

@@ -51,6 +51,12 @@ class Dark(Lamp):
         return None
 
 
+class Broken(Lamp):
+    def render(self) -> Any:
+        raise OSError("no display")
+
+
+gym.register("tests/Broken-v0", f"{__name__}:Broken")
 gym.register("tests/Lamp-v0", f"{__name__}:Lamp")
 
 
@@ -170,6 +176,10 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_an_environment_without_frames_is_refused(tmp_path: Path, env: Any) -> None:
     refused(tmp_path, env, r"Video needs .* render_mode .* env (puffer/Bandit-v0|lamps) draws no frames")
+
+
+def test_what_a_drawing_library_complains_about_is_told(tmp_path: Path) -> None:
+    refused(tmp_path, "tests/Broken-v0", r"env tests/Broken-v0 draws no frames \(no display\): leave the")
 
 
 def test_a_sharded_policy_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import FilterObservation, FrameStackObservation, TimeLimit
 
 from puffer_lightning.envs import EnvSource, check_env, make_vector_env
 from puffer_lightning.errors import ConfigurationError
@@ -172,9 +173,75 @@ def test_an_error_inside_a_factory_is_its_own() -> None:
         make_vector_env("factories.breaks", 2, {"length": 3})
 
 
-def test_a_missing_package_is_named_by_our_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("gymnasium.envs.box2d", "Box2D."))]:
+@pytest.mark.parametrize(
+    ("env", "imported_by", "package", "extra"),
+    [
+        ("LunarLander-v3", "gymnasium.envs.box2d", "Box2D", "box2d"),
+        ("Hopper-v5", "gymnasium.envs.mujoco", "mujoco", "mujoco"),
+        ("ale_py:ALE/Pong-v5", "ale_py", "ale_py", "atari"),
+        ("envpool:CartPole-v1", "envpool", "envpool", "envpool"),
+        ("minigrid:MiniGrid-Empty-8x8-v0", "minigrid", "minigrid", "minigrid"),
+    ],
+)
+def test_a_missing_package_is_named_by_our_extra(
+    env: str, imported_by: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith((imported_by, f"{package}."))]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "Box2D", None)
-    with pytest.raises(ConfigurationError, match=r'pip install "puffer-lightning\[box2d\]"'):
-        make_vector_env("LunarLander-v3", 1)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigurationError, match=rf'env {env}.*pip install "puffer-lightning\[{extra}\]"'):
+        make_vector_env(env, 1)
+
+
+def stacked(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    return FrameStackObservation(env, 3)
+
+
+def short(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    return TimeLimit(env, 5)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("env", ["CartPole-v1", "Acrobot-v1"])
+def test_wrappers_go_around_each_environment(env: str, num_workers: int) -> None:
+    made = make_vector_env(env, 2, num_workers=num_workers, wrappers=[short, stacked])
+    try:
+        alone, _ = gym.make(env).reset(seed=4)
+        observations, _ = made.reset(seed=3)
+        assert observations in made.observation_space
+        assert observations.shape == (2, 3, *alone.shape)
+        assert np.array_equal(observations[1], np.stack([alone] * 3))
+        for step in range(1, 6):
+            *_, truncated, _ = made.step(np.full(2, step % 2))
+            assert truncated.tolist() == [step == 5] * 2
+    finally:
+        made.close()
+
+
+def test_wrapped_environments_draw_frames() -> None:
+    made = make_vector_env("CartPole-v1", 1, render_mode="rgb_array", wrappers=[stacked])
+    made.reset(seed=0)
+    [frame] = made.render() or ()
+    assert frame.shape == (400, 600, 3)
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("env", "wrappers", "message"),
+    [
+        (
+            "CartPole-v1",
+            [partial(FilterObservation, filter_keys=["a"])],
+            "wrappers do not fit env CartPole-v1:",
+        ),
+        ("CartPole-v1", [lambda env: 3], "wrappers made a int of env CartPole-v1: let each of them return"),
+        ("puffer/TorchCartPole-v0", [stacked], "env puffer/TorchCartPole-v0 is many at once: leave them out"),
+        (local, [stacked], "makes its own vector environment: leave them out, and let env apply them"),
+    ],
+)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_wrappers_that_do_not_fit_are_refused(
+    env: EnvSource, wrappers: Any, message: str, num_workers: int
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make_vector_env(env, 2, num_workers=num_workers, wrappers=wrappers)

@@ -25,6 +25,7 @@ def test_the_defaults_are_fit_for_use() -> None:
         ("max_grad_norm", (0.0, -1.0), "set it above 0"),
         ("vf_coef", (-0.5, float("nan")), "set it to 0 or more"),
         ("ent_coef", (-0.01,), "set it to 0 or more"),
+        ("clip_rewards", (0.0, -1.0, float("nan")), "set it above 0, or to null"),
         ("target_kl", (0.0, -0.1), "set it above 0, or to null"),
         ("normalize_advantages", ("yes", True, None), "set it to global, rank or none"),
     ],

@@ -174,6 +174,25 @@ def test_the_wrapped_policy_is_the_one_that_evaluates() -> None:
     assert not torch.equal(run.parameters(), parameters_of(ExactPolicy()))
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_update_gets_clipped_rewards_and_the_rollout_keeps_its_own(normalize: bool) -> None:
+    clipping, by_hand = Run(clip_rewards=0.25), Run()
+    rollout, clipped = clipping.rollout(3.0), by_hand.rollout()
+    rewards = rollout.rewards.clone()
+    scale = 1.0
+    if normalize:
+        clipping.policy.reward_normalizer = normalizer = RewardNormalizer().double()
+    metrics = clipping.learner.learn(rollout, clipping.optimizer)
+    if normalize:
+        scale = normalizer.moments.std.item()
+    clipped.rewards.div_(scale).clamp_(-0.25, 0.25)
+    assert 0.0 < (clipped.rewards.abs() == 0.25).double().mean() < 1.0
+    by_hand.learner.learn(clipped, by_hand.optimizer)
+    torch.testing.assert_close(clipping.parameters()[: len(by_hand.parameters())], by_hand.parameters())
+    assert torch.equal(rollout.rewards, rewards)
+    assert metrics["rollout/episode_return"] == 3.0
+
+
 class TestNormalization:
     def test_the_update_gets_scaled_rewards_and_the_rollout_keeps_its_own(
         self, monkeypatch: pytest.MonkeyPatch
