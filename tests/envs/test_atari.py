@@ -81,8 +81,8 @@ def test_is_trained_on(env_id: str) -> None:
 
 def test_rewards_are_the_score(games: Any) -> None:
     dot = 10.0
-    for clipping, rewards in ((False, {0.0, dot}), (True, {0.0, 1.0})):
-        env = games("ale_py:ALE/MsPacman-v5", 1, reward_clipping=clipping)
+    for options, rewards in (({}, {0.0, dot}), ({"reward_clipping": True}, {0.0, 1.0})):
+        env = games("ale_py:ALE/MsPacman-v5", 1, **options)
         env.reset(seed=1)
         assert {float(env.step(np.full(1, 3))[1][0]) for _ in range(100)} == rewards
 

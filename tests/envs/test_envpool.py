@@ -113,6 +113,37 @@ def test_first_ready_environments_step_together_too(pools: Any) -> None:
         assert getattr(mine, name).equal(getattr(theirs, name)), name
 
 
+class Backwards:
+    """EnvPool, where the environments of the first batch happen to be ready last."""
+
+    def __init__(self, pool: Any, batches: int) -> None:
+        self.pool, self.batches = pool, batches
+
+    def send(self, actions: Any, env_ids: Any) -> None:
+        self.pool.send(actions, env_ids)
+        self.received = [self.pool.recv() for _ in range(self.batches)]
+
+    def recv(self) -> Any:
+        return self.received.pop()
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+def test_rows_stay_in_order_whoever_is_ready_first(pools: Any) -> None:
+    synchronous, first_ready = pools(num_envs=6), pools(num_envs=6, batch_size=2)
+    for env in (synchronous, first_ready):
+        env.reset(seed=5)
+    first_ready._pool = Backwards(first_ready._pool, 3)
+    for step in range(20):
+        actions = actions_of(np.arange(6), np.full(6, step))
+        *expected, infos = synchronous.step(actions)
+        *got, their_infos = first_ready.step(actions)
+        for left, right in zip(got, expected, strict=True):
+            assert np.array_equal(left, right)
+        assert np.array_equal(their_infos["elapsed_step"], infos["elapsed_step"])
+
+
 def test_a_reset_drops_what_was_sent(pools: Any) -> None:
     env = pools(num_envs=4, batch_size=2)
     first, _ = env.reset(seed=1)
