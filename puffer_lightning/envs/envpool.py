@@ -56,7 +56,7 @@ class EnvPool(VectorEnv[Any, Array, Array]):
         **options: Any,
     ) -> None:
         self.batch_size = num_envs if batch_size is None else batch_size
-        # Of another number the last ones would wait for company forever.
+        # Else the last ones would wait for company forever.
         if self.batch_size < 1 or num_envs % self.batch_size:
             raise ConfigurationError(
                 f"batch_size {batch_size} does not divide num_envs {num_envs}: set it to a number that does."

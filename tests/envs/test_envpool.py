@@ -6,8 +6,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium.vector import AutoresetMode
 
+from puffer_lightning import PPO, RolloutDataModule
 from puffer_lightning.envs import check_env, make_vector_env
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import make_policy
@@ -207,3 +209,22 @@ def test_a_name_is_checked_before_anything_is_made() -> None:
     check_env(CARTPOLE)
     with pytest.raises(ConfigurationError, match="did you mean"):
         check_env("envpool:Pnog-v5")
+
+
+def test_is_collected_from_first_ready() -> None:
+    torch.manual_seed(0)
+    data = RolloutDataModule(CARTPOLE, num_envs=8, horizon=40, eval_episodes=1, overlap="first_ready")
+    model = PPO()
+    model.build(data)
+    rollout = data.collect(model.policy)
+    data.close()
+    reference = gym.make("CartPole-v1").unwrapped
+    reference.reset()
+    for row in range(8):
+        for t in torch.nonzero(rollout.valid[:-1, row])[:, 0]:
+            reference.state = tuple(rollout.observations[t, row].double().tolist())  # type: ignore[attr-defined]
+            reference.steps_beyond_terminated = None  # type: ignore[attr-defined]
+            after, _, end, _, _ = reference.step(int(rollout.actions[t, row]))
+            np.testing.assert_allclose(rollout.observations[t + 1, row], after, atol=1e-5)
+            assert rollout.terminated[t, row] == end
+    assert rollout.terminated.any()
