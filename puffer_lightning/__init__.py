@@ -4,9 +4,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from puffer_lightning.engines import PPO, RolloutDataModule, iterations
+    from puffer_lightning.engines import DDP, PPO, FabricDDP, RolloutDataModule, iterations
 
-__all__ = ["PPO", "RolloutDataModule", "iterations"]
+__all__ = ["DDP", "PPO", "FabricDDP", "RolloutDataModule", "iterations"]
 __version__ = version("puffer-lightning")
 
 

@@ -20,8 +20,9 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from typing_extensions import override
 
 from puffer_lightning.callbacks import Checkpoint, EpisodeWriter, EvaluationReport, Progress, Threads, Video
+from puffer_lightning.distributed import check_same_options, rank
 from puffer_lightning.engines import PPO, RolloutDataModule
-from puffer_lightning.errors import ConfigurationError
+from puffer_lightning.errors import ConfigurationError, DisagreementError
 
 _TRAINER_DEFAULTS = {
     "max_epochs": -1,
@@ -122,6 +123,21 @@ class _SaveConfig(SaveConfigCallback):
             trainer.logger.log_hyperparams(yaml.safe_load(self.parser.dump(self.config)))
 
 
+class _SameOptions(Callback):
+    """Refuses ranks whose command lines or configuration files differ, before any of them waits for another.
+
+    Args:
+        options: This rank's.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        check_same_options(self._options)
+
+
 class PufferCLI(LightningCLI):
     """``fit``, ``validate``, ``test`` and ``predict`` for PPO."""
 
@@ -195,7 +211,8 @@ class PufferCLI(LightningCLI):
             callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
         asked_for = config["callbacks"] or []
         asked_for = asked_for if isinstance(asked_for, list) else [asked_for]
-        ours: list[Callback] = [EvaluationReport(), Threads()]
+        options = self._parser(self.subcommand).dump(self.config[self.subcommand])
+        ours: list[Callback] = [_SameOptions(yaml.safe_load(options)), EvaluationReport(), Threads()]
         if config["enable_progress_bar"] is not False and not any(
             isinstance(c, ProgressBar) for c in asked_for
         ):
@@ -213,7 +230,8 @@ class PufferCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Refuse what cannot work before any other process starts."""
-        self.model.config.check_sizes(self.datamodule.horizon, self.datamodule.num_envs)
+        ranks = self.trainer.num_devices * self.trainer.num_nodes
+        self.model.config.check_sizes(self.datamodule.horizon, self.datamodule.envs_of_each(ranks))
 
     def after_fit(self) -> None:
         """Evaluate what was trained."""
@@ -293,7 +311,8 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         PufferCLI(sys.argv[1:] if args is None else args)
     except (ConfigurationError, MisconfigurationException) as problem:
-        print(f"error: {problem}", file=sys.stderr)
+        if not isinstance(problem, DisagreementError) or rank() == 0:
+            print(f"error: {problem}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)  # as shells have it; from training on, Lightning answers Ctrl-C itself

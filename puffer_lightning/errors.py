@@ -1,4 +1,4 @@
-"""The one exception that means "the user can fix this"."""
+"""The exceptions that mean "the user can fix this"."""
 
 
 class ConfigurationError(ValueError):
@@ -7,3 +7,7 @@ class ConfigurationError(ValueError):
     The message is one sentence that names the option and the fix. The command line prints it without a
     traceback and exits with code 2; in Python it is an ordinary ``ValueError``.
     """
+
+
+class DisagreementError(ConfigurationError):
+    """The ranks were given different things; raised on all of them alike, so that one may speak for all."""

@@ -1,9 +1,13 @@
-"""Facts about the process group and sums over it; all of them work, and cost nothing, without one."""
+"""Facts about the process group and what is sent over it; all of it works, and costs nothing, without one."""
+
+from typing import TypeVar
 
 import os
 
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def _grouped() -> bool:
@@ -40,3 +44,21 @@ def global_sum(tensor: Tensor) -> Tensor:
     if world_size() > 1:
         dist.all_reduce(tensor)
     return tensor
+
+
+def broadcast(value: T) -> T:
+    """Rank 0's ``value``, anything that pickle knows."""
+    if world_size() == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
+
+
+def gather(value: T) -> list[T]:
+    """The ranks' values in order, on every rank; anything that pickle knows."""
+    if world_size() == 1:
+        return [value]
+    values = [value] * world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -7,6 +7,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from puffer_lightning.errors import ConfigurationError
+
 
 @contextmanager
 def no_sync(module: nn.Module) -> Iterator[None]:
@@ -17,8 +19,15 @@ def no_sync(module: nn.Module) -> Iterator[None]:
 
     Args:
         module: The outermost wrapped module, as the strategy holds it.
+
+    Raises:
+        ConfigurationError: It is DDP with a static graph, which would reduce nothing in the first minibatch.
     """
     if isinstance(module, DistributedDataParallel):
+        if module.static_graph:
+            raise ConfigurationError(
+                "static_graph does not go with accumulate_grad_batches above 1: leave one of them out."
+            )
         with module.no_sync():
             yield
     elif isinstance(module, FSDPModule):

@@ -3,6 +3,9 @@
 import zlib
 
 import numpy as np
+import torch
+
+from puffer_lightning.distributed.collectives import broadcast
 
 
 def derive_seed(seed: int, purpose: str, rank: int = 0) -> int:
@@ -21,3 +24,10 @@ def derive_seed(seed: int, purpose: str, rank: int = 0) -> int:
     """
     sequence = np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), rank])
     return int(sequence.generate_state(1)[0] >> 1)
+
+
+def share_seed() -> None:
+    """Give all ranks rank 0's seed, where they were seeded apart or not at all."""
+    seed = broadcast(torch.initial_seed())
+    if seed != torch.initial_seed():
+        torch.manual_seed(seed)

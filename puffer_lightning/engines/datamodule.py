@@ -10,7 +10,7 @@ from gymnasium import Space
 from gymnasium.vector import VectorEnv
 from typing_extensions import override
 
-from puffer_lightning.distributed import derive_seed, rank, world_size
+from puffer_lightning.distributed import Preemption, derive_seed, rank, world_size
 from puffer_lightning.envs import EnvSource, EnvWrapper, WorkerOptions, check_env, make_vector_env
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy
@@ -39,6 +39,8 @@ class RolloutDataModule(L.LightningDataModule):
             command line and in YAML also as ``class_path`` and ``init_args``.
         env_kwargs: Further arguments of the environment, or of the class or function that makes it.
         num_envs: Environments that step together, on each rank.
+        split_envs: Divide ``num_envs`` among the ranks instead, so that the rollouts of all of them together
+            have as many environments on any number of ranks.
         horizon: Steps of each environment in a rollout.
         total_timesteps: Environment steps of the whole training run, over all ranks.
         eval_episodes: Episodes that ``validate``, ``test`` and ``predict`` play, over all ranks.
@@ -56,6 +58,9 @@ class RolloutDataModule(L.LightningDataModule):
         wrappers: Wrappers of a single environment, such as those of ``gymnasium.wrappers``, the first one
             innermost: functions of an environment, on the command line and in YAML by ``class_path`` and
             ``init_args``. A vectorised implementation of the environment is then not used.
+        preempt_at: Share of the ranks that end the rollouts of the others when they have finished theirs, for
+            environments that are much slower on some ranks than on others; no rank is cut short of a quarter
+            of its ``horizon``. Not given, all ranks wait for the slowest.
 
     Raises:
         ConfigurationError: An option is out of its range, or no such environment is registered.
@@ -66,6 +71,7 @@ class RolloutDataModule(L.LightningDataModule):
         env: EnvSource = "CartPole-v1",
         env_kwargs: dict[str, Any] | None = None,
         num_envs: int = 64,
+        split_envs: bool = False,
         horizon: int = 32,
         total_timesteps: int = 200_000,
         eval_episodes: int = 100,
@@ -74,6 +80,7 @@ class RolloutDataModule(L.LightningDataModule):
         worker_options: WorkerOptions | None = None,
         overlap: Overlap | None = None,
         wrappers: list[EnvWrapper] | None = None,
+        preempt_at: float | None = None,
     ) -> None:
         super().__init__()
         sizes: dict[str, object] = {
@@ -87,11 +94,16 @@ class RolloutDataModule(L.LightningDataModule):
             least = 0 if name == "num_workers" else 1
             if not isinstance(size, Integral) or size < least:
                 raise ConfigurationError(f"{name} is {size}: set it to a whole number, {least} or more.")
+        if preempt_at is not None and not 0 < preempt_at < 1:
+            raise ConfigurationError(
+                f"preempt_at is {preempt_at}: set it between 0 and 1, such as 0.6, or to null for never."
+            )
+        if preempt_at is not None and overlap:
+            raise ConfigurationError(f"preempt_at does not go with overlap {overlap}: leave one of them out.")
         check_env(env)
         _check_workers(num_envs, num_workers, worker_options, overlap)
         self.env = env
         self.env_kwargs = env_kwargs
-        self.num_envs = num_envs
         self.horizon = horizon
         self.total_timesteps = total_timesteps
         self.eval_episodes = eval_episodes
@@ -100,8 +112,39 @@ class RolloutDataModule(L.LightningDataModule):
         self.worker_options = worker_options
         self.overlap = overlap
         self.wrappers = wrappers or []
+        self.preempt_at = preempt_at
+        self._num_envs = num_envs
+        self._split_envs = split_envs
         self._envs: dict[str, VectorEnv[Any, Any, Any]] = {}
         self._collector: Collector | None = None
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of this rank."""
+        return self.envs_of_each(world_size())
+
+    def envs_of_each(self, ranks: int) -> int:
+        """Environments of one of ``ranks`` ranks.
+
+        Raises:
+            ConfigurationError: They are to be split and cannot be divided evenly.
+        """
+        if not self._split_envs:
+            return self._num_envs
+        if self._num_envs % ranks:
+            raise ConfigurationError(
+                f"num_envs {self._num_envs} cannot be split among {ranks} ranks: set it to a multiple of "
+                f"{ranks}."
+            )
+        return self._num_envs // ranks
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The options that all ranks have to agree on if none is to wait for another, by name."""
+        return {
+            name: getattr(self, name)
+            for name in ("num_envs", "horizon", "total_timesteps", "eval_episodes", "preempt_at")
+        }
 
     @property
     def steps_per_rollout(self) -> int:
@@ -111,7 +154,11 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def num_iterations(self) -> int:
         """Iterations that reach ``total_timesteps``."""
-        return -(-self.total_timesteps // self.steps_per_rollout)
+        return self.iterations_after(0)
+
+    def iterations_after(self, env_steps: int) -> int:
+        """Iterations still to make after ``env_steps`` environment steps of all ranks."""
+        return max(0, -(-(self.total_timesteps - env_steps) // self.steps_per_rollout))
 
     @property
     def eval_share(self) -> int:
@@ -186,10 +233,13 @@ class RolloutDataModule(L.LightningDataModule):
         """The next rollout of the training environments, see :meth:`Collector.collect`."""
         if self._collector is None:
             device, seed = next(policy.parameters()).device, torch.initial_seed()
+            preemption = None
+            if self.preempt_at is not None and world_size() > 1:
+                preemption = Preemption(self.preempt_at)
             self._collector = (
                 OverlappedCollector(self.training_env, self.horizon, seed, device, self.overlap)
                 if self.overlap
-                else Collector(self.training_env, self.horizon, seed, device)
+                else Collector(self.training_env, self.horizon, seed, device, preemption)
             )
         return self._collector.collect(policy, act)
 

@@ -17,12 +17,14 @@ from torch.utils._pytree import tree_leaves
 from torchmetrics import CatMetric, MeanMetric
 from typing_extensions import override
 
-from puffer_lightning.distributed import derive_seed, no_sync
+from puffer_lightning.distributed import check_same_options, derive_seed, no_sync, share_seed, world_size
 from puffer_lightning.engines.checkpoints import check_same_policy
 from puffer_lightning.engines.datamodule import RolloutDataModule
 from puffer_lightning.engines.optimizers import (
+    LRScaling,
     Schedule,
     apply_options,
+    check_scaling,
     check_schedule,
     make_optimizer,
     make_scheduler,
@@ -59,6 +61,11 @@ class PPO(L.LightningModule):
             those of the checkpoint.
         warm_up_share: Share of ``total_timesteps`` over which the learning rate rises to its full value; not
             with a torch scheduler.
+        lr_scaling: Multiply the learning rate by the number of ranks ("linear") or its square root ("sqrt"),
+            for minibatches that grow with it, or leave it as it is ("none"). Where that is too much for a new
+            policy, ``warm_up_share`` helps.
+        sync_check_every: Check after every so many iterations that all ranks hold the same policy, bit for
+            bit; 0 for never.
         compile: Compile acting and the loss with ``torch.compile``.
         normalize_observations: Shift and scale each element of the observations by running statistics, to
             mean 0 and standard deviation 1, clipped to ±10: all Box parts but those of uint8. The statistics
@@ -84,6 +91,8 @@ class PPO(L.LightningModule):
         optimizer: OptimizerCallable = lambda params: Adam(params, lr=2.5e-3, eps=1e-5, fused=True),
         lr_schedule: Schedule = "linear",
         warm_up_share: float = 0.0,
+        lr_scaling: LRScaling = "none",
+        sync_check_every: int = 0,
         compile: bool = False,
         normalize_observations: bool = False,
         normalize_rewards: bool = False,
@@ -94,10 +103,15 @@ class PPO(L.LightningModule):
         self.config = PPOConfig(**coefficients)
         self.config.check()
         check_schedule(lr_schedule, warm_up_share)
+        check_scaling(lr_scaling)
+        if sync_check_every < 0:
+            raise ConfigurationError(f"sync_check_every is {sync_check_every}: set it to 0 or more.")
         self._make_policy = policy or make_policy
         self._make_optimizer = optimizer
         self._lr_schedule = lr_schedule
         self._warm_up_share = warm_up_share
+        self._lr_scaling = lr_scaling
+        self._sync_check_every = sync_check_every
         self._compile = compile
         self._normalize_observations = normalize_observations
         self._normalize_rewards = normalize_rewards
@@ -110,11 +124,15 @@ class PPO(L.LightningModule):
     def build(self, data: RolloutDataModule) -> None:
         """Make the policy for the environments' spaces, unless there is one.
 
-        Its initialisation depends on the run's seed alone, whatever random numbers were drawn before.
+        Its initialisation depends on the run's seed alone, whatever random numbers were drawn before. The
+        seed is rank 0's; ranks whose options differ are refused before they can wait for one another.
 
         Raises:
-            ConfigurationError: The coefficients do not fit the rollout, or the policy the spaces.
+            ConfigurationError: The coefficients do not fit the rollout, the policy the spaces, or this rank's
+                options the others'.
         """
+        share_seed()
+        check_same_options({"model": vars(self.config), "data": data.sizes})
         self.config.check_sizes(data.horizon, data.num_envs)
         if not hasattr(self, "policy"):
             with torch.random.fork_rng(devices=[]):
@@ -136,7 +154,11 @@ class PPO(L.LightningModule):
         Raises:
             ConfigurationError: One of them cannot be made, or would need more than PPO gives it.
         """
-        optimizer = make_optimizer(self._make_optimizer, self.policy.parameters())
+        optimizer = make_optimizer(
+            self._make_optimizer, self.policy.parameters(), self._lr_scaling, world_size()
+        )
+        if world_size() > 1:
+            rank_zero_info(self._describe_batch(data, optimizer.param_groups[0]["lr"]))
 
         def progress() -> float:
             return self.env_steps / data.total_timesteps
@@ -145,11 +167,24 @@ class PPO(L.LightningModule):
 
     def start(self) -> Learner:
         """Make the learner, once the policy is on its device; a checkpoint's counters carry over."""
-        self.learner = Learner(self.policy, self.config, torch.initial_seed(), self._compile)
+        self.learner = Learner(
+            self.policy, self.config, torch.initial_seed(), self._compile, self._sync_check_every
+        )
         if self._saved is not None:
             self.learner.load_state_dict(self._saved)
             self._saved = None
         return self.learner
+
+    def _describe_batch(self, data: RolloutDataModule, learning_rate: float) -> str:
+        steps, minibatches = data.horizon * data.num_envs, self.config.num_minibatches
+        microbatch = steps // minibatches // self.config.accumulate_grad_batches
+        return (
+            f"{world_size()} ranks × {data.num_envs} environments × {data.horizon} steps: "
+            f"{steps * world_size():,} steps a rollout, {minibatches} minibatches of "
+            f"{steps * world_size() // minibatches:,} ({world_size()} ranks × "
+            f"{self.config.accumulate_grad_batches} microbatches × {microbatch:,}), "
+            f"learning rate {learning_rate:g}."
+        )
 
     # Lightning's hooks, in the order in which it calls them.
 
@@ -187,14 +222,16 @@ class PPO(L.LightningModule):
     def _limit_iterations(self) -> None:
         wanted, limit = self._data.num_iterations, self.trainer.max_epochs
         self._max_epochs = limit
-        if limit is None or limit < 0 or limit >= wanted:
-            self.trainer.fit_loop.max_epochs = wanted
-        else:
+        self._limited = False
+        if limit is not None and 0 <= limit < wanted:
+            self._limited = True
             rank_zero_info(
                 f"trainer.max_epochs ends the run after {limit} iterations: "
                 f"{limit * self._data.steps_per_rollout} of {self._data.total_timesteps} environment steps; "
                 "set it to -1 for all of them."
             )
+        else:
+            self.trainer.fit_loop.max_epochs = wanted
 
     @override
     def configure_model(self) -> None:
@@ -209,6 +246,7 @@ class PPO(L.LightningModule):
     @override
     def on_train_start(self) -> None:
         if self._saved is not None:
+            check_same_options({"ckpt_path's environment steps": self.env_steps})
             self.start()
             optimizer, scheduler = self.trainer.optimizers[0], self.lr_schedulers()
             if isinstance(self._lr_schedule, str):
@@ -231,6 +269,10 @@ class PPO(L.LightningModule):
             no_sync=partial(no_sync, self.trainer.strategy.model),
         )
         scheduler.step()
+        if not self._limited:
+            # Preempted rollouts, and those before a resumption on another number of ranks, have other sizes.
+            left = self._data.iterations_after(self.env_steps)
+            self.trainer.fit_loop.max_epochs = self.trainer.current_epoch + 1 + left
         # self.log would cast the step to float32 and costs a millisecond for every two metrics.
         self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
         if (self.trainer.current_epoch + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 """The optimizer and its learning-rate schedule, from what the user chose."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -12,6 +13,9 @@ from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.functional import SCHEDULES, warm_up
 
 Schedule = Literal["constant", "linear", "cosine"] | LRSchedulerCallable
+LRScaling = Literal["none", "linear", "sqrt"]
+
+_SCALINGS: dict[str, Callable[[int], float]] = {"none": lambda ranks: 1.0, "linear": float, "sqrt": math.sqrt}
 
 
 def check_schedule(schedule: Schedule, warm_up_share: float) -> None:
@@ -33,8 +37,27 @@ def check_schedule(schedule: Schedule, warm_up_share: float) -> None:
         )
 
 
-def make_optimizer(make: OptimizerCallable, parameters: Iterable[Tensor]) -> Optimizer:
+def check_scaling(lr_scaling: LRScaling) -> None:
+    """Refuse a scaling of the learning rate that does not exist.
+
+    Raises:
+        ConfigurationError: It is unknown.
+    """
+    if lr_scaling not in _SCALINGS:
+        raise ConfigurationError(f"lr_scaling is {lr_scaling}: set it to {', '.join(_SCALINGS)}.")
+
+
+def make_optimizer(
+    make: OptimizerCallable, parameters: Iterable[Tensor], lr_scaling: LRScaling = "none", ranks: int = 1
+) -> Optimizer:
     """The optimizer of these parameters.
+
+    Args:
+        make: Makes it.
+        parameters: What it trains.
+        lr_scaling: How its learning rates grow with ``ranks``: linearly (Goyal et al. 2017, section 2.1,
+            arXiv 1706.02677), with their square root (Krizhevsky 2014, section 5, arXiv 1404.5997) or not.
+        ranks: Number of ranks.
 
     Raises:
         ConfigurationError: It cannot be made, or needs a closure.
@@ -45,6 +68,8 @@ def make_optimizer(make: OptimizerCallable, parameters: Iterable[Tensor]) -> Opt
         raise ConfigurationError(f"optimizer cannot be made, correct its options: {problem}") from problem
     if isinstance(optimizer, LBFGS):
         raise ConfigurationError("optimizer LBFGS needs a closure: choose another torch optimizer.")
+    for group in optimizer.param_groups:
+        group["lr"] *= _SCALINGS[lr_scaling](ranks)
     return optimizer
 
 

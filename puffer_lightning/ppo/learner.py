@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from puffer_lightning.distributed import derive_seed, rank, world_size
+from puffer_lightning.distributed import check_same_tensors, derive_seed, global_sum, rank
 from puffer_lightning.functional import running_returns
 from puffer_lightning.policies import Policy
 from puffer_lightning.ppo.config import PPOConfig
@@ -29,16 +29,21 @@ class Learner:
         config: The coefficients; the same object is read at every iteration.
         seed: The run's seed; minibatches are shuffled by it, differently on each rank.
         compile: Compile acting and the loss.
+        sync_check_every: Check that the ranks agree after every so many iterations; 0 for never.
 
     Attributes:
         act: The policy's ``act``, compiled if asked for; what a collector should call.
         env_steps: Environment steps trained on so far, over all ranks.
     """
 
-    def __init__(self, policy: Policy, config: PPOConfig, seed: int, compile: bool = False) -> None:
+    def __init__(
+        self, policy: Policy, config: PPOConfig, seed: int, compile: bool = False, sync_check_every: int = 0
+    ) -> None:
         self.policy = policy
         self.config = config
         self.env_steps = 0
+        self._sync_check_every = sync_check_every
+        self._iterations = 0
         self.act: Actor = torch.compile(policy.act) if compile else policy.act
         self._loss = torch.compile(minibatch_loss) if compile else minibatch_loss
         device = next(policy.parameters()).device
@@ -72,8 +77,12 @@ class Learner:
             are several; ``train/…``; and ``time/…``, where
             ``sps`` is environment steps per second and shares are of the time from the rollout's first step
             to the update's last.
+
+        Raises:
+            RuntimeError: The ranks' policies have drifted apart.
         """
         begin = time.perf_counter()
+        self._iterations += 1
         learning_rate = float(optimizer.param_groups[0]["lr"])
         losses = update(
             policy or self.policy,
@@ -88,13 +97,16 @@ class Learner:
         if self.policy.observation_normalizer is not None:
             # Only now: the update has to see the observations as the rollout's policy saw them.
             self.policy.observation_normalizer.update(rollout.observations, rollout.valid)
-        steps = rollout.num_steps * world_size()
-        self.env_steps += steps
+        if self._sync_check_every and self._iterations % self._sync_check_every == 0:
+            check_same_tensors(self.policy.state_dict())
         self._statistics.update(rollout.episode_returns, rollout.episode_lengths)
         named = {f"rollout/{name}": value for name, value in self._statistics.compute().items()}
         named |= self._returns_by_type(rollout)
         named |= {f"train/{name}": value for name, value in losses.items()}
-        metrics = _read(named)
+        made = torch.tensor(rollout.num_steps, dtype=torch.float64, device=rollout.rewards.device)
+        metrics = _read(named | {"steps": global_sum(made)})
+        steps = int(metrics.pop("steps"))
+        self.env_steps += steps
         metrics["train/learning_rate"] = learning_rate
         end = time.perf_counter()
         metrics["time/sps"] = steps / (end - rollout.began)
@@ -128,11 +140,12 @@ class Learner:
             return rollout.rewards
         if self._discounted is None or len(self._discounted) != rollout.num_envs:
             self._discounted = rollout.rewards.new_zeros(rollout.num_envs, dtype=torch.float64)
-        ended = rollout.terminated | rollout.truncated
+        # Only the rows that were made: a step that was not made discounts nothing.
+        valid, ended = rollout.valid[: rollout.made], (rollout.terminated | rollout.truncated)[: rollout.made]
         returns, self._discounted = running_returns(
-            rollout.rewards, rollout.valid, ended, self.config.gamma, self._discounted
+            rollout.rewards[: rollout.made], valid, ended, self.config.gamma, self._discounted
         )
-        normalizer.update(returns, rollout.valid)
+        normalizer.update(returns, valid)
         normalized: Tensor = normalizer(rollout.rewards)
         return normalized
 

@@ -70,7 +70,7 @@ def update(
     )
     batch = flatten(rollout, advantages)
     explained = global_sum(explained_variance_sums(batch.values, batch.returns, batch.valid))
-    order = shuffled_indices(rollout.num_steps, config.update_epochs, generator)
+    order = shuffled_indices(len(batch.valid), config.update_epochs, generator)
     means, stds, weights = _minibatch_moments(batch.advantages, batch.valid, order, config)
     clip = clip or (lambda norm: torch.nn.utils.clip_grad_norm_(policy.parameters(), norm))
 

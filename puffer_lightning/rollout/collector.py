@@ -1,5 +1,6 @@
 """Policy × environments → rollout."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from puffer_lightning.distributed import derive_seed, rank
+from puffer_lightning.distributed import Preemption, derive_seed, rank
 from puffer_lightning.policies import Action, Policy, State, unmasked
 from puffer_lightning.rollout.buffers import DeviceBuffers, HostBuffers, RolloutBuffers, StepBuffers
 from puffer_lightning.rollout.episodes import finished_episodes
@@ -17,6 +18,9 @@ from puffer_lightning.rollout.rollout import Rollout
 from puffer_lightning.rollout.stepper import DeviceStepper, Stepper, make_stepper
 
 Actor = Callable[[Any, Tensor, State], Action]
+
+# A rank is not told to stop before it has made this share of its steps. Shorter rollouts teach little.
+_LEAST_SHARE = 0.25
 
 
 class Collector:
@@ -32,6 +36,7 @@ class Collector:
         seed: The run's seed. Environments start from it (those of rank r as the run's r·N-th and on) and so
             does action sampling, differently on each rank.
         device: Where the policy is and the rollout's tensors shall be.
+        preemption: Says when to stop early, if this rank may have to.
 
     Raises:
         ConfigurationError: The environment does not say how it resets, or its action mask does not fit.
@@ -43,6 +48,7 @@ class Collector:
         horizon: int,
         seed: int = 0,
         device: torch.device | str = "cpu",
+        preemption: Preemption | None = None,
     ) -> None:
         self.env = env
         self.horizon = horizon
@@ -50,6 +56,7 @@ class Collector:
         self._generator = torch.Generator(self.device).manual_seed(derive_seed(seed, "actions", rank()))
         self._stepper = self._begin(derive_seed(seed, "environments") + rank() * env.num_envs)
         self._under_way = torch.zeros(2, env.num_envs, dtype=torch.float64)
+        self._preemption = preemption
         self._buffers: RolloutBuffers | None = None
         self._state: State = ()
 
@@ -70,10 +77,17 @@ class Collector:
         buffers = self._buffers
         rollout = buffers.rollout
         rollout.began, rollout.state = time.perf_counter(), self._state
+        rollout.preempted_at = None
+        if self._preemption is not None:
+            self._preemption.begin()
         # One draw for the whole rollout: an action's noise depends on its step and environment alone.
         policy.head.fill_noise(buffers.noise, self._generator)
         self._fill(policy, act or policy.act)
         steps = buffers.flush()
+        if rollout.preempted_at is not None:
+            _drop(rollout.preempted_at, rollout, steps)
+        elif self._preemption is not None:
+            self._preemption.finish()
         self._fill_next_values(policy, buffers)
         ended = steps["terminated"] | steps["truncated"]
         rollout.episode_returns, rollout.episode_lengths, self._under_way = finished_episodes(
@@ -94,10 +108,13 @@ class Collector:
         return kind(self._stepper.observations, policy, self.horizon, self.device)
 
     def _fill(self, policy: Policy, act: Actor) -> None:
-        """Make the T · N steps, and leave the policy's state as it is after them."""
+        """Make the T · N steps, or fewer if told to, and leave the policy's state as it is after them."""
         stepper, buffers, head, state = self._stepper, self._buffers, policy.head, self._state
         assert isinstance(buffers, StepBuffers)
         for t in range(self.horizon):
+            if self._preempted(t):
+                buffers.rollout.preempted_at = t
+                break
             observations, noise = buffers.write_observations(t, stepper.observations)
             action = act(observations, noise, state)
             buffers.write_action(t, action)
@@ -105,6 +122,10 @@ class Collector:
             buffers.write_step(t, step, action.state)
             state = policy.restart(action.state, torch.as_tensor(step.started, device=self.device))
         self._state = state
+
+    def _preempted(self, t: int) -> bool:
+        begun = t >= math.ceil(_LEAST_SHARE * self.horizon)
+        return self._preemption is not None and begun and self._preemption.due()
 
     def _fill_next_values(self, policy: Policy, buffers: RolloutBuffers) -> None:
         """V of where each step led, with one forward pass for all observations no step acted on."""
@@ -117,10 +138,17 @@ class Collector:
             state = tree_map(lambda *parts: torch.cat(parts), state, cut_off.state)
         values = policy.value(observations, state)
         rollout.next_values[:-1] = rollout.values[1:]
-        rollout.next_values[-1] = values[:num_envs]
+        rollout.next_values[rollout.made - 1] = values[:num_envs]
         if replaced:
             # The next row is of another episode. Where the final observation is lost, the one before it is
             # the closest to it.
             torch.where(rollout.truncated, rollout.values, rollout.next_values, out=rollout.next_values)
         if cut_off is not None:
             rollout.next_values[cut_off.times, cut_off.rows] = values[num_envs:]
+
+
+def _drop(begin: int, rollout: Rollout, steps: dict[str, Tensor]) -> None:
+    """Mark the rows from ``begin`` on as not made, here and where they were written."""
+    for name, written in steps.items():
+        written[begin:] = getattr(rollout, name)[begin:] = 0
+    rollout.values[begin:] = rollout.next_values[begin:] = 0

@@ -38,6 +38,8 @@ class Rollout:
         agent_types: [A], names of the types of agents, if the environment tells: row i is of type i mod A.
         began: When its collection began, by ``time.perf_counter``.
         seconds: Wall-clock time it took to collect.
+        preempted_at: Steps after which this rank was told to stop; None if it made all T. The rows that it
+            did not make are not ``valid``, and all is 0 there but observations, actions and log_probs.
     """
 
     observations: Any
@@ -56,6 +58,7 @@ class Rollout:
     agent_types: tuple[str, ...] = ()
     began: float = 0.0
     seconds: float = 0.0
+    preempted_at: int | None = None
 
     @property
     def horizon(self) -> int:
@@ -68,9 +71,14 @@ class Rollout:
         return self.rewards.shape[1]
 
     @property
+    def made(self) -> int:
+        """Steps of each environment that were made: T, or fewer if the rank was preempted."""
+        return self.horizon if self.preempted_at is None else self.preempted_at
+
+    @property
     def num_steps(self) -> int:
-        """T · N, environment steps; reset steps count, since the environments made them."""
-        return self.rewards.numel()
+        """Environment steps that were made; reset steps count, since the environments made them."""
+        return self.made * self.num_envs
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Rollout:
         """The rollout on ``device``; Lightning calls this, and it costs nothing when it is there."""
