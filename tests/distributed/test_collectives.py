@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from puffer_lightning.distributed import global_sum, local_world_size, rank, world_size
+from puffer_lightning.distributed import broadcast, gather, global_sum, local_world_size, rank, world_size
 from tests.distributed.processes import run_ranks
 
 
@@ -11,6 +11,8 @@ def test_a_lone_process_is_rank_0_of_1_and_its_own_sum() -> None:
     assert world_size() == 1
     assert global_sum(x) is x
     assert x.tolist() == [1.0, 2.0]
+    assert broadcast("mine") == "mine"
+    assert gather("mine") == ["mine"]
 
 
 def test_a_launcher_says_how_many_ranks_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +36,11 @@ def test_processes_know_their_rank_and_share_their_sums(
     of_two_ranks: list[tuple[int, int, int, bool, list[float]]],
 ) -> None:
     assert of_two_ranks == [(0, 2, 2, True, [3.0, 30.0]), (1, 2, 2, True, [3.0, 30.0])]
+
+
+def exchanged(process: int) -> tuple[str, list[str]]:
+    return broadcast(f"of {process}"), gather(f"of {process}")
+
+
+def test_processes_exchange_objects() -> None:
+    assert run_ranks(exchanged) == [("of 0", ["of 0", "of 1"])] * 2

@@ -9,6 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from puffer_lightning.distributed import no_sync
+from puffer_lightning.errors import ConfigurationError
 from tests.distributed.processes import run_ranks
 
 MICROBATCHES = ([1.0], [10.0], [100.0])
@@ -61,6 +62,8 @@ def on_each_rank(rank: int) -> dict[str, Any]:
     fail_within(broken)
     torch.autograd.backward(broken(torch.ones(1, 1) * (rank + 1)).sum())
     found["fsdp, after an error"] = local(broken.weight.grad).sum().item()  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="static_graph does not go with accumulate"):
+        no_sync(DistributedDataParallel(layer(), static_graph=True)).__enter__()
     dist.barrier()
     return found
 

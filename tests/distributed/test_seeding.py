@@ -1,6 +1,8 @@
 import pytest
+import torch
 
-from puffer_lightning.distributed import derive_seed
+from puffer_lightning.distributed import derive_seed, share_seed
+from tests.distributed.processes import run_ranks
 
 
 def test_the_same_run_gets_the_same_seeds() -> None:
@@ -26,3 +28,27 @@ def test_neighbouring_runs_share_no_rank() -> None:
 @pytest.mark.parametrize("seed", [0, 2**31, 2**63 - 1, 2**64])
 def test_seeds_fit_every_generator(seed: int) -> None:
     assert 0 <= derive_seed(seed, "actions", 3) < 2**31
+
+
+def seeded_apart(rank: int) -> tuple[int, float]:
+    torch.manual_seed(10 + rank)
+    share_seed()
+    return torch.initial_seed(), torch.rand(1).item()
+
+
+def test_ranks_seeded_apart_go_on_from_rank_0s_seed() -> None:
+    one, other = run_ranks(seeded_apart)
+    assert one == other
+    assert one[0] == 10
+
+
+def seeded_alike(rank: int) -> float:
+    torch.manual_seed(7)
+    torch.rand(rank)
+    share_seed()
+    return torch.rand(1).item()
+
+
+def test_sharing_leaves_generators_alone_where_the_seeds_are_the_same() -> None:
+    one, other = run_ranks(seeded_alike)
+    assert one != other

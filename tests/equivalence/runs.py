@@ -17,7 +17,7 @@ def make_run(env: str, num_iterations: int, ranks: int = 1, **options: Any) -> t
     data = RolloutDataModule(
         env, num_envs=8, horizon=16, total_timesteps=num_iterations * STEPS_PER_ITERATION * ranks
     )
-    return PPO(update_epochs=2, num_minibatches=2, **options), data
+    return PPO(**({"update_epochs": 2, "num_minibatches": 2} | options)), data
 
 
 def by_trainer(
