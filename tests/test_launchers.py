@@ -16,6 +16,7 @@ import yaml
 from nbclient import NotebookClient
 
 from tests.commandline import QUICK, STEPS_PER_ITERATION, metrics
+from tests.docs.documents import ROOT, blocks
 
 STEPS = 2 * 2 * STEPS_PER_ITERATION
 FIT = ["-m", "puffer_lightning", "fit", *QUICK, f"--data.total_timesteps={STEPS}", "--trainer.strategy=ddp"]
@@ -172,6 +173,15 @@ def test_ranks_with_other_options_are_refused_in_one_sentence() -> None:
         "model.gamma is 0.9 on rank 0 and 0.91 on rank 1; start all of them with the same command and "
         "configuration."
     ]
+
+
+def test_the_script_of_the_documents_trains_on_two_ranks() -> None:
+    [script] = [block.text for block in blocks(ROOT / "docs" / "README.md") if block.file == "two_ranks.py"]
+    Path("two_ranks.py").write_text(script)
+    [said] = run_together([[sys.executable, "two_ranks.py"]])
+    assert re.findall(r"^\d+ (?=0\.)", said, re.MULTILINE) == ["256 ", "512 ", "768 ", "1024 "]
+    assert said.count("comm_hook fp16: each rank sent") == 1
+    assert "50% less." in said
 
 
 CELLS = (

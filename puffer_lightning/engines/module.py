@@ -176,13 +176,12 @@ class PPO(L.LightningModule):
         return self.learner
 
     def _describe_batch(self, data: RolloutDataModule, learning_rate: float) -> str:
-        steps, minibatches = data.horizon * data.num_envs, self.config.num_minibatches
-        microbatch = steps // minibatches // self.config.accumulate_grad_batches
+        ranks, parts = world_size(), self.config.accumulate_grad_batches
+        minibatch = data.horizon * data.num_envs // self.config.num_minibatches
         return (
-            f"{world_size()} ranks × {data.num_envs} environments × {data.horizon} steps: "
-            f"{steps * world_size():,} steps a rollout, {minibatches} minibatches of "
-            f"{steps * world_size() // minibatches:,} ({world_size()} ranks × "
-            f"{self.config.accumulate_grad_batches} microbatches × {microbatch:,}), "
+            f"{ranks} ranks × {data.num_envs} environments × {data.horizon} steps: "
+            f"{data.steps_per_rollout:,} steps a rollout, {self.config.num_minibatches} minibatches of "
+            f"{ranks * minibatch:,} (ranks × microbatches × size: {ranks} × {parts} × {minibatch // parts:,}), "
             f"learning rate {learning_rate:g}."
         )
 

@@ -2,17 +2,38 @@
 
 import contextlib
 import io
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 from puffer_lightning.callbacks import Checkpoint, EpisodeWriter, EvaluationReport, Progress, Video
+from puffer_lightning.distributed import rank as own_rank
 from tests.callbacks.runs import PPO, data, trainer
 from tests.distributed.processes import run_ranks
 
 
-def fit_and_predict(rank: int, folder: Path) -> str:
+class Slow(Callback, CSVLogger):
+    """Makes rank 0, and what rank 0 alone does, slower than the other by far."""
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        time.sleep(0.1 * (own_rank() == 0))
+
+    on_train_epoch_end = on_validation_end = on_train_end = on_train_batch_start
+
+    @rank_zero_only
+    def log_metrics(self, *arguments: Any, **options: Any) -> None:
+        time.sleep(0.1)
+        super().log_metrics(*arguments, **options)
+
+
+def fit_and_predict(rank: int, folder: Path, slow: bool) -> str:
     callbacks = (
         Progress(),
         EvaluationReport(),
@@ -21,7 +42,11 @@ def fit_and_predict(rank: int, folder: Path) -> str:
         EpisodeWriter(str(folder / "episodes.npz")),
     )
     shown = io.StringIO()
-    run = trainer(*callbacks, folder=folder, validate_every=2, devices=2, strategy="ddp")
+    options: dict[str, Any] = {"devices": 2, "strategy": "ddp"}
+    if slow:
+        options["logger"] = Slow(folder)
+        callbacks = (*callbacks, options["logger"])
+    run = trainer(*callbacks, folder=folder, validate_every=2, **options)
     source = data(8, env="FrozenLake-v1", eval_episodes=5)
     with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
         run.fit(model := PPO(), datamodule=source)
@@ -29,8 +54,9 @@ def fit_and_predict(rank: int, folder: Path) -> str:
     return shown.getvalue()
 
 
-def test_each_thing_happens_once(tmp_path: Path) -> None:
-    first, second = run_ranks(fit_and_predict, tmp_path)
+@pytest.mark.parametrize("slow", [False, True], ids=["ranks of one speed", "slow rank 0"])
+def test_each_thing_happens_once(tmp_path: Path, slow: bool) -> None:
+    first, second = run_ranks(fit_and_predict, tmp_path, slow)
     assert first.count("evaluation after 512 steps: 5 greedy episodes") == 1
     assert first.count("1,024 of 1,024 steps (100%)") == 1
     assert "evaluation" not in second

@@ -35,6 +35,21 @@ def test_refuses_sizes_that_are_no_sizes(option: str, size: float) -> None:
         data(**{option: size})
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.5, float("nan")])
+def test_refuses_a_share_of_the_ranks_that_would_preempt_all_or_none(share: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"preempt_at is {share}: set it between 0 and 1"):
+        data(preempt_at=share)
+
+
+def test_environments_are_those_of_each_rank_or_split() -> None:
+    assert data(num_envs=8).envs_of_each(4) == 8
+    assert data(num_envs=8, split_envs=True).envs_of_each(4) == 2
+    with pytest.raises(
+        ConfigurationError, match="num_envs 8 cannot be split among 3 ranks: set it to a mult"
+    ):
+        data(num_envs=8, split_envs=True).envs_of_each(3)
+
+
 def test_takes_sizes_from_numpy() -> None:
     assert data(num_envs=np.int64(4)).steps_per_rollout == 32
 

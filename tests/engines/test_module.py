@@ -220,6 +220,8 @@ class TestRefuses:
             ),
             ({"lr_schedule": StepLR, "warm_up_share": 0.1}, "warm_up_share 0.1 does not go with"),
             ({"gamma": float("nan")}, "gamma is nan"),
+            ({"lr_scaling": "cubic"}, "lr_scaling is cubic: set it to none, linear, sqrt"),
+            ({"sync_check_every": -1}, "sync_check_every is -1: set it to 0 or more"),
         ],
     )
     def test_options(self, options: dict[str, Any], message: str) -> None:

@@ -30,28 +30,31 @@ EXCEPTIONS: dict[str, dict[str, dict[str, Any]]] = {
 """What single environments need instead: ``{id: {"data": ..., "model": ...}}``."""
 
 
-def score(env_id: str, mode: AutoresetMode, seed: int = 0) -> float:
+def score(env_id: str, mode: AutoresetMode, seed: int = 0, fabric: Fabric | None = None) -> float:
     """Train from scratch and play.
 
     Args:
         env_id: A key of ``SANITY_ENVS``.
         mode: How the environment resets.
         seed: Of everything random.
+        fabric: Launched already, for several ranks, which divide the environments among them.
 
     Returns:
-        The mean episode return, of sampled or of greedy actions as the environment's ``solved_by`` says.
+        The mean episode return on this rank, of sampled or of greedy actions as the environment's
+        ``solved_by`` says.
     """
     torch.manual_seed(seed)
     exceptions = EXCEPTIONS.get(env_id, {})
     data = RolloutDataModule(
         env_id,
         env_kwargs={"autoreset_mode": mode},
+        split_envs=True,
         eval_episodes=EVAL_EPISODES,
         eval_greedy=SANITY_ENVS[env_id].solved_by == "greedy",
         **(DATA | exceptions.get("data", {})),
     )
     model = PPO(**exceptions.get("model", {}))
-    for _ in iterations(Fabric(accelerator="cpu", devices=1), model, data):
+    for _ in iterations(fabric or Fabric(accelerator="cpu", devices=1), model, data):
         pass
     mean_return = float(data.evaluate(model.policy).returns.mean())
     data.close()
