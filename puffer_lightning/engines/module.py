@@ -181,8 +181,8 @@ class PPO(L.LightningModule):
         return (
             f"{ranks} ranks × {data.num_envs} environments × {data.horizon} steps: "
             f"{data.steps_per_rollout:,} steps a rollout, {self.config.num_minibatches} minibatches of "
-            f"{ranks * minibatch:,} (ranks × microbatches × size: {ranks} × {parts} × {minibatch // parts:,}), "
-            f"learning rate {learning_rate:g}."
+            f"{ranks * minibatch:,} (ranks × microbatches × size: "
+            f"{ranks} × {parts} × {minibatch // parts:,}), learning rate {learning_rate:g}."
         )
 
     # Lightning's hooks, in the order in which it calls them.
