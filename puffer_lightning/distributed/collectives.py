@@ -1,8 +1,7 @@
 """Facts about the process group and what is sent over it; all of it works, and costs nothing, without one."""
 
-from typing import TypeVar
-
 import os
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
