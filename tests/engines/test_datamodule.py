@@ -41,6 +41,11 @@ def test_refuses_a_share_of_the_ranks_that_would_preempt_all_or_none(share: floa
         data(preempt_at=share)
 
 
+def test_refuses_to_preempt_overlapped_rollouts() -> None:
+    with pytest.raises(ConfigurationError, match="preempt_at does not go with overlap halves"):
+        data(preempt_at=0.5, overlap="halves", num_workers=2)
+
+
 def test_environments_are_those_of_each_rank_or_split() -> None:
     assert data(num_envs=8).envs_of_each(4) == 8
     assert data(num_envs=8, split_envs=True).envs_of_each(4) == 2
