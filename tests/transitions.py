@@ -27,7 +27,9 @@ class ExactPolicy(Policy):
         features = self.encoder(observations).tanh()
         return self.head(features), self.critic(features).squeeze(-1), state
 
-    def evaluate(self, observations: Tensor, actions: Tensor, state: State = ()) -> Evaluation:
+    def evaluate(
+        self, observations: Tensor, actions: Tensor, state: State = (), started: Tensor | None = None
+    ) -> Evaluation:
         params, values, _ = self(observations, state)
         log_probs = params.log_softmax(-1)
         chosen = log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
@@ -66,6 +68,7 @@ def random_rollout(policy: Policy, horizon: int = 8, num_envs: int = 8, seed: in
         terminated=terminated,
         truncated=ended & ~terminated,
         valid=valid,
+        started=~valid,
     )
 
 

@@ -143,10 +143,7 @@ class PPO(L.LightningModule):
             if self._normalize_rewards:
                 self.policy.reward_normalizer = RewardNormalizer()
         if tree_leaves(self.policy.initial_state(1)):
-            raise ConfigurationError(
-                f"model.policy {type(self.policy).__name__} is recurrent, which is not trained yet: choose a "
-                "feed-forward policy."
-            )
+            self.config.check_sizes(data.horizon, data.num_envs, sequences=True)
 
     def make_optimizer(self, data: RolloutDataModule) -> tuple[Optimizer, LRScheduler]:
         """The optimizer and the scheduler, which takes one step an iteration.

@@ -31,6 +31,8 @@ from puffer_lightning.policies.per_type import (
     make_normalizer,
     make_policies,
 )
+from puffer_lightning.policies.recurrent import LSTMPolicy
+from puffer_lightning.policies.transformer import TransformerPolicy
 
 __all__ = [
     "ACTION_MASK",
@@ -44,6 +46,7 @@ __all__ = [
     "GaussianHead",
     "HybridHead",
     "ImpalaCNN",
+    "LSTMPolicy",
     "LinearHead",
     "MLPEncoder",
     "MLPPolicy",
@@ -61,6 +64,7 @@ __all__ = [
     "RewardNormalizer",
     "SquashedGaussianHead",
     "State",
+    "TransformerPolicy",
     "is_image",
     "make_head",
     "make_normalizer",

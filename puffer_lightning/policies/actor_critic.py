@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from puffer_lightning.policies.base import Policy, State
 from puffer_lightning.policies.cnn import is_image
-from puffer_lightning.policies.encoders import Activation, MLPEncoder, observation_leaves
+from puffer_lightning.policies.encoders import Activation, MLPEncoder
 from puffer_lightning.policies.heads import make_head
 from puffer_lightning.policies.initialization import VALUE_GAIN, orthogonal
-from puffer_lightning.policies.multi_input import MultiInputEncoder, Network, image_encoder
+from puffer_lightning.policies.multi_input import MultiInputEncoder, Network, has_images, image_encoder
 
 
 class MLPPolicy(Policy):
@@ -155,8 +155,7 @@ def make_policy(observation_space: gym.Space[Any], action_space: gym.Space[Any])
     Raises:
         ConfigurationError: if a space is not supported.
     """
-    images = [is_image(leaf) for leaf in observation_leaves(observation_space).values()]
     if is_image(observation_space):
         return CNNPolicy(observation_space, action_space)
-    policy = MultiInputPolicy if any(images) else MLPPolicy
+    policy = MultiInputPolicy if has_images(observation_space) else MLPPolicy
     return policy(observation_space, action_space)

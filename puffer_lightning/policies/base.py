@@ -31,14 +31,14 @@ class Action(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What ``Policy.evaluate`` gives, for B transitions."""
+    """What ``Policy.evaluate`` gives, for B transitions or for N sequences of T of them."""
 
     log_probs: Tensor
-    """``[B]`` float32."""
+    """``[B]`` or ``[T, N]``, float32."""
     entropies: Tensor
-    """``[B]`` float32, in nats."""
+    """Likewise, in nats."""
     values: Tensor
-    """``[B]`` float32."""
+    """Likewise."""
 
 
 class Policy(nn.Module, ABC):
@@ -116,15 +116,44 @@ class Policy(nn.Module, ABC):
         params, _, next_state = self._see(observations, state)
         return self.head.mode(params), next_state
 
-    def evaluate(self, observations: Observations, actions: Actions, state: State = ()) -> Evaluation:
-        """Return log-probabilities, entropies and values of stored transitions.
+    def unroll(self, observations: Observations, state: State, started: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what ``forward`` gives along sequences, as acting step by step would.
+
+        A subclass may do better than one step after the other; for the sake of hooks in one call of itself.
 
         Args:
-            observations: observations, leading dimension B.
-            actions: stored actions, leading dimension B.
-            state: the state before the step.
+            observations: observations, leading dimensions T and N.
+            state: the state before the first step.
+            started: ``[T, N]`` bool, the observation after the step is the first of an episode.
+
+        Returns:
+            Distribution parameters ``[T, N, P]`` and values ``[T, N]``.
         """
-        params, values, _ = self._see(observations, state)
+        params, values = [], []
+        for t, starts in enumerate(started):
+            now = tree_map(lambda leaf, t=t: leaf[t], observations)
+            of_step, value, state = self(now, state)
+            state = self.restart(state, starts)
+            params.append(of_step)
+            values.append(value)
+        return torch.stack(params), torch.stack(values)
+
+    def evaluate(
+        self,
+        observations: Observations,
+        actions: Actions,
+        state: State = (),
+        started: Tensor | None = None,
+    ) -> Evaluation:
+        """Return log-probabilities, entropies and values of stored transitions, or sequences of them.
+
+        Args:
+            observations: observations, leading dimension B; for sequences leading dimensions T and N.
+            actions: stored actions, likewise.
+            state: the state before the step, or before the first one.
+            started: for sequences, see ``unroll``.
+        """
+        params, values, _ = self._see(observations, state, started)
         log_probs, entropies = self.head.evaluate(params, actions)
         return Evaluation(log_probs, entropies, values.float())
 
@@ -133,11 +162,17 @@ class Policy(nn.Module, ABC):
         values: Tensor = self._see(observations, state)[1]
         return values.float()
 
-    def _see(self, observations: Observations, state: State) -> tuple[Tensor, Tensor, State]:
+    def _see(
+        self, observations: Observations, state: State, started: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, State]:
         action_mask = None
         if isinstance(observations, MaskedObservations):
             observations, action_mask = observations
         if self.observation_normalizer is not None:
             observations = self.observation_normalizer(observations)
-        params, values, next_state = self(observations, state)
+        next_state: State = ()
+        if started is None:
+            params, values, next_state = self(observations, state)
+        else:
+            params, values = self.unroll(observations, state, started)
         return params if action_mask is None else self.head.mask(params, action_mask), values, next_state

@@ -1,4 +1,4 @@
-"""The encoder of observations of several kinds: images through CNNs, the rest through an MLP."""
+"""The encoder of observations of several kinds, and the choice of an encoder."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -78,3 +78,28 @@ class MultiInputEncoder(nn.Module):
         if self.vectors is not None:
             features.append(self.vectors(observations))
         return relu(self.joint(torch.cat(features, -1)))
+
+
+def has_images(observation_space: gym.Space[Any]) -> bool:
+    """Whether an observation is an image, or one of the parts of a nested one is."""
+    return any(map(is_image, observation_leaves(observation_space).values()))
+
+
+def make_encoder(
+    observation_space: gym.Space[Any], num_features: int, network: Network = "nature"
+) -> ImageEncoder | MLPEncoder | MultiInputEncoder:
+    """Return the encoder that fits a space, for observations with one leading dimension.
+
+    Args:
+        observation_space: the observation space of one environment.
+        num_features: size of what the encoder gives.
+        network: the convolutional network of images.
+
+    Raises:
+        ConfigurationError: if the space is not supported, or an option's value is not.
+    """
+    if is_image(observation_space):
+        return image_encoder(network)(observation_space, num_features)
+    if has_images(observation_space):
+        return MultiInputEncoder(observation_space, network, hidden_size=num_features)
+    return MLPEncoder(observation_space, (num_features,))

@@ -16,7 +16,8 @@ class PPOConfig:
         gamma: Discount of a reward one step later, in [0, 1].
         gae_lambda: λ of generalised advantage estimation, in [0, 1].
         update_epochs: Passes over each rollout.
-        num_minibatches: Optimizer steps a pass; must divide horizon × num_envs.
+        num_minibatches: Optimizer steps a pass; must divide horizon × num_envs, or num_envs alone for a
+            policy with memory, which is trained on whole sequences.
         accumulate_grad_batches: Backward passes a minibatch is split into, to save memory; the gradient stays
             that of the whole minibatch. Must divide the minibatch.
         clip_coef: Range ε of the clipped surrogate: the probability ratio is held within 1 ± ε.
@@ -77,28 +78,33 @@ class PPOConfig:
                 f"normalize_advantages is {self.normalize_advantages!r}: set it to global, rank or none."
             )
 
-    def check_sizes(self, horizon: int, num_envs: int) -> None:
+    def check_sizes(self, horizon: int, num_envs: int, sequences: bool = False) -> None:
         """Refuse a rollout that does not divide into equal minibatches and microbatches.
 
         Args:
             horizon: T, steps of each environment in a rollout.
             num_envs: N, environments of one rank.
+            sequences: The policy has a memory, so what is divided are the environments' whole sequences.
 
         Raises:
             ConfigurationError: A division leaves a remainder.
         """
-        size = horizon * num_envs
+        size, unit = (num_envs, "sequences") if sequences else (horizon * num_envs, "steps")
         if size % self.num_minibatches:
+            rollout = (
+                f"num_envs {num_envs}, whose whole sequences a policy with memory is trained on"
+                if sequences
+                else f"the rollout of horizon {horizon} × num_envs {num_envs} = {size} steps"
+            )
             raise ConfigurationError(
-                f"num_minibatches {self.num_minibatches} does not divide the rollout of horizon {horizon} × "
-                f"num_envs {num_envs} = {size} steps: set it to "
+                f"num_minibatches {self.num_minibatches} does not divide {rollout}: set it to "
                 f"{_nearest_divisor(size, self.num_minibatches)}, or change the rollout."
             )
         minibatch = size // self.num_minibatches
         if minibatch % self.accumulate_grad_batches:
             raise ConfigurationError(
                 f"accumulate_grad_batches {self.accumulate_grad_batches} does not divide the minibatch of "
-                f"{minibatch} steps: set it to {_nearest_divisor(minibatch, self.accumulate_grad_batches)}."
+                f"{minibatch} {unit}: set it to {_nearest_divisor(minibatch, self.accumulate_grad_batches)}."
             )
 
 

@@ -30,7 +30,7 @@ def minibatch_loss(
 
     Args:
         policy: The policy under training.
-        batch: B transitions.
+        batch: B transitions, or sequences of them.
         mean: Scalar, of the advantages of the whole minibatch.
         std: Scalar, likewise.
         weight: Scalar: 1 over the number of valid transitions in the minibatch, times what the strategy's
@@ -40,7 +40,9 @@ def minibatch_loss(
     Returns:
         The loss, a scalar, and the weighted sums [5] of ``STATISTICS``, without gradient.
     """
-    log_probs, entropies, values = policy.evaluate(batch.observations, batch.actions)
+    log_probs, entropies, values = policy.evaluate(
+        batch.observations, batch.actions, batch.state, batch.started
+    )
     # Here, and not only in the sums below: the gradient of an infinite or NaN ratio times 0 would be NaN.
     log_ratio = (log_probs - batch.log_probs).where(batch.valid, 0.0)
     surrogate = clipped_surrogate(log_ratio, standardize(batch.advantages, mean, std), config.clip_coef)
@@ -53,5 +55,5 @@ def minibatch_loss(
     with torch.no_grad():
         kl, clipped = approx_kl(log_ratio), clip_fraction(log_ratio, config.clip_coef)
         terms = torch.stack((surrogate, value_errors, entropies, kl, clipped))
-        statistics = terms.where(batch.valid, 0.0).sum(-1) * weight
+        statistics = terms.where(batch.valid, 0.0).flatten(1).sum(-1) * weight
     return loss, statistics

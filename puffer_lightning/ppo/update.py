@@ -18,7 +18,7 @@ from puffer_lightning.functional import (
 from puffer_lightning.policies import Policy
 from puffer_lightning.ppo.config import PPOConfig
 from puffer_lightning.ppo.loss import STATISTICS, minibatch_loss
-from puffer_lightning.rollout import Rollout, flatten, shuffled_indices
+from puffer_lightning.rollout import Rollout, make_batch, shuffled_indices
 
 LossFunction = Callable[..., tuple[Tensor, Tensor]]
 
@@ -46,7 +46,8 @@ def update(
         optimizer: Its optimizer; anything with ``step`` and ``zero_grad``.
         rollout: What the policy collected.
         config: The coefficients.
-        generator: Shuffles the transitions; on the rollout's device.
+        generator: Shuffles the transitions or, of a policy with memory, the sequences; on the rollout's
+            device.
         backward: Runs the backward pass of a loss.
         no_sync: Opens a context in which backward passes leave gradients on this rank; entered for all
             microbatches of a minibatch but the last.
@@ -68,9 +69,9 @@ def update(
         config.gae_lambda,
         valid=rollout.valid,
     )
-    batch = flatten(rollout, advantages)
+    batch = make_batch(rollout, advantages)
     explained = global_sum(explained_variance_sums(batch.values, batch.returns, batch.valid))
-    order = shuffled_indices(len(batch.valid), config.update_epochs, generator)
+    order = shuffled_indices(batch.size, config.update_epochs, generator)
     means, stds, weights = _minibatch_moments(batch.advantages, batch.valid, order, config)
     clip = clip or (lambda norm: torch.nn.utils.clip_grad_norm_(policy.parameters(), norm))
 
@@ -109,7 +110,11 @@ def _minibatch_moments(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and std of the advantages, and the loss weight, of each minibatch: three [epochs, minibatches]."""
     minibatches = order.view(config.update_epochs, config.num_minibatches, -1)
-    sums = masked_sums(advantages[minibatches], valid[minibatches])
+
+    def by_minibatch(steps: Tensor) -> Tensor:
+        return steps.movedim(-1, 0)[minibatches].flatten(2)
+
+    sums = masked_sums(by_minibatch(advantages), by_minibatch(valid))
     over_ranks = global_sum(sums.clone())
     # Strategies average gradients over ranks; times the ranks, the average becomes the sum over all samples.
     weights = world_size() / over_ranks[..., 0].clamp(min=1.0)

@@ -4,7 +4,7 @@ from puffer_lightning.rollout.batch_stepper import Overlap, check_overlap
 from puffer_lightning.rollout.collector import Actor, Collector
 from puffer_lightning.rollout.episodes import finished_episodes
 from puffer_lightning.rollout.evaluation import Episodes, Trajectory, play
-from puffer_lightning.rollout.minibatches import Batch, flatten, shuffled_indices
+from puffer_lightning.rollout.minibatches import Batch, flatten, make_batch, shuffled_indices
 from puffer_lightning.rollout.overlapped import OverlappedCollector
 from puffer_lightning.rollout.rollout import Rollout
 from puffer_lightning.rollout.statistics import EpisodeStatistics
@@ -22,6 +22,7 @@ __all__ = [
     "check_overlap",
     "finished_episodes",
     "flatten",
+    "make_batch",
     "play",
     "shuffled_indices",
 ]

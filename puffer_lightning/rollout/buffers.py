@@ -52,11 +52,12 @@ class RolloutBuffers(ABC):
             terminated=zeros(*steps, dtype=torch.bool),
             truncated=zeros(*steps, dtype=torch.bool),
             valid=zeros(*steps, dtype=torch.bool),
+            started=zeros(*steps, dtype=torch.bool),
         )
 
     @abstractmethod
     def flush(self) -> dict[str, Tensor]:
-        """Complete the rollout; returns rewards, terminated, truncated and valid [T, N], as written."""
+        """Complete the rollout; returns what steps returned, [T, N] each, by name, as written."""
 
     @abstractmethod
     def cut_off(self) -> CutOff | None:
@@ -184,7 +185,7 @@ class DeviceBuffers(StepBuffers):
             tree_map(lambda buffer, leaf: buffer[t].copy_(leaf), self._final, step.final_observations)
 
     def flush(self) -> dict[str, Tensor]:
-        """Rewards, terminated, truncated and valid [T, N] on the device, where all of it is already."""
+        """What steps returned, [T, N] each, by name, on the device, where all of it is already."""
         return {name: getattr(self.rollout, name) for name in STEP_FIELDS}
 
     def cut_off(self) -> CutOff | None:

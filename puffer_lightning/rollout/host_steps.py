@@ -13,7 +13,7 @@ from puffer_lightning.policies import State
 from puffer_lightning.rollout.rollout import Rollout
 from puffer_lightning.rollout.stepper import Step
 
-STEP_FIELDS = ("rewards", "terminated", "truncated", "valid")
+STEP_FIELDS = ("rewards", "terminated", "truncated", "valid", "started")
 
 
 class CutOff(NamedTuple):
@@ -55,7 +55,7 @@ class HostSteps:
         self._rollout = rollout
         self._device = rollout.rewards.device
         self._host = {name: on_host(getattr(rollout, name)) for name in STEP_FIELDS}
-        self._rewards, self._terminated, self._truncated, self._valid = (
+        self._rewards, self._terminated, self._truncated, self._valid, self._started = (
             buffer.numpy() for buffer in self._host.values()
         )
         self._final: list[_Final] = []
@@ -66,6 +66,7 @@ class HostSteps:
         self._terminated[at] = step.terminated
         self._truncated[at] = step.truncated
         self._valid[at] = step.valid
+        self._started[at] = step.started
 
     def write_final(self, times: NDArray[np.intp], rows: NDArray[np.intp], step: Step, state: State) -> None:
         """Keep the final observations of a step.

@@ -97,7 +97,9 @@ class OverlappedCollector(Collector):
         return tree_map(lambda leaf: leaf.index_select(0, self._index(env_ids)), self._state)
 
     def _replace_state(self, env_ids: NDArray[np.intp], state: State) -> None:
-        tree_map(lambda leaf, rows: leaf.index_copy_(0, self._index(env_ids), rows), self._state, state)
+        index = self._index(env_ids)
+        # Autocasting may have left the new state in another dtype than the initial one's.
+        tree_map(lambda leaf, rows: leaf.index_copy_(0, index, rows.to(leaf.dtype)), self._state, state)
 
     def _index(self, env_ids: NDArray[np.intp]) -> Tensor:
         return torch.from_numpy(env_ids).to(self.device, non_blocking=True)

@@ -30,8 +30,10 @@ class Rollout:
         truncated: [T, N] bool, the episode was cut off (a time limit) and would have gone on.
         valid: [T, N] bool, False on reset steps of NEXT_STEP environments, whose action was ignored; no
             loss and no statistic may count those rows.
-        state: Pytree of tensors [N, ...], the policy's recurrent state before the first step; ``()`` for
-            feed-forward policies.
+        started: [T, N] bool, the observation after the step is the first of an episode, so the policy's state
+            was put back to its beginning before it.
+        state: Pytree of tensors [N, ...], the policy's state before the first step; ``()`` for policies
+            without memory.
         episode_returns: [K] undiscounted returns of the episodes that ended during this rollout.
         episode_lengths: [K] their lengths in environment steps.
         episode_rows: [K] int64, whose they were: columns of the [T, N] above.
@@ -51,6 +53,7 @@ class Rollout:
     terminated: Tensor
     truncated: Tensor
     valid: Tensor
+    started: Tensor
     state: Any = ()
     episode_returns: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     episode_lengths: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))

@@ -72,6 +72,18 @@ def test_microbatches_that_do_not_divide_the_minibatch_are_refused() -> None:
         PPOConfig(num_minibatches=4, accumulate_grad_batches=3).check_sizes(horizon=8, num_envs=4)
 
 
+def test_a_policy_with_memory_needs_minibatches_of_whole_sequences() -> None:
+    PPOConfig(num_minibatches=4).check_sizes(horizon=8, num_envs=6)
+    with pytest.raises(
+        ConfigurationError, match=r"^num_minibatches 4 does not divide num_envs 6, whose .*: set it to 3"
+    ):
+        PPOConfig(num_minibatches=4).check_sizes(horizon=8, num_envs=6, sequences=True)
+    with pytest.raises(
+        ConfigurationError, match=r"does not divide the minibatch of 2 sequences: set it to 2"
+    ):
+        PPOConfig(num_minibatches=3, accumulate_grad_batches=4).check_sizes(8, 6, sequences=True)
+
+
 @given(
     num_minibatches=st.integers(1, 200),
     accumulate=st.integers(1, 200),

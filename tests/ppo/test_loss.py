@@ -24,7 +24,9 @@ class Fixed(Policy):
     def forward(self, observations: Tensor, state: State = ()) -> tuple[Tensor, Tensor, State]:
         raise NotImplementedError
 
-    def evaluate(self, observations: Tensor, actions: Tensor, state: State = ()) -> Evaluation:
+    def evaluate(
+        self, observations: Tensor, actions: Tensor, state: State = (), started: Tensor | None = None
+    ) -> Evaluation:
         log_probs = self.log_probs + self.actor
         return Evaluation(log_probs, torch.full_like(log_probs, ENTROPY), self.values + self.critic)
 

@@ -2,7 +2,7 @@ import dataclasses
 
 import torch
 
-from puffer_lightning.rollout import Batch, Rollout, flatten, shuffled_indices
+from puffer_lightning.rollout import Batch, Rollout, flatten, make_batch, shuffled_indices
 
 
 def make_rollout(horizon: int = 3, num_envs: int = 2) -> Rollout:
@@ -18,6 +18,7 @@ def make_rollout(horizon: int = 3, num_envs: int = 2) -> Rollout:
         terminated=number == 1,
         truncated=number == 2,
         valid=number != 3,
+        started=number == 2,
     )
 
 
@@ -50,6 +51,30 @@ def test_take_selects_the_same_rows_of_everything() -> None:
     assert batch.observations["speed"].squeeze(-1).tolist() == [2.0, 0.0]
     assert batch.log_probs.tolist() == [-4.0, -0.0]
     assert batch.returns.tolist() == [4.5, 0.5]
+
+
+def test_the_rollout_of_a_policy_without_memory_is_a_batch_of_transitions() -> None:
+    batch = make_batch(make_rollout(), torch.zeros(3, 2))
+    assert batch.size == 6
+    assert batch.actions.tolist() == [0, 10, 20, 30, 40, 50]
+    assert batch.started is None
+
+
+def test_the_rollout_of_a_policy_with_memory_is_a_batch_of_whole_sequences() -> None:
+    memory = {"last": torch.tensor([[7.0], [8.0]])}
+    batch = make_batch(dataclasses.replace(make_rollout(), state=memory), torch.full((3, 2), 7.0))
+    assert batch.size == 2
+    taken = batch.take(torch.tensor([1]))
+    assert taken.size == 1
+    assert taken.actions.tolist() == [[10], [30], [50]]
+    assert taken.observations["speed"].squeeze(-1).tolist() == [[0.5], [1.5], [2.5]]
+    assert taken.returns.tolist() == [[8.5], [10.5], [12.5]]
+    assert taken.valid.tolist() == [[True], [False], [True]]
+    assert taken.state["last"].tolist() == [[8.0]]
+    assert batch.started is not None
+    assert batch.started.tolist() == [[False, False], [True, False], [False, False]]
+    assert taken.started is not None
+    assert taken.started.tolist() == [[False], [False], [False]]
 
 
 def test_each_epoch_visits_every_transition_once_in_an_order_of_its_own() -> None:

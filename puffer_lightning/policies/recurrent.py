@@ -1,0 +1,102 @@
+"""A policy that remembers by a recurrent network."""
+
+from typing import Any
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from puffer_lightning.policies.base import Policy, State
+from puffer_lightning.policies.heads import make_head
+from puffer_lightning.policies.initialization import VALUE_GAIN, check_positive, orthogonal
+from puffer_lightning.policies.multi_input import Network, make_encoder
+
+# It remembers from the start: with it all of three seeds solved the memory maze, without it none. Source:
+# Jozefowicz et al. 2015, "An Empirical Exploration of Recurrent Network Architectures", section 2.4.
+_FORGET_BIAS = 1.0
+
+
+class LSTMPolicy(Policy):
+    """An actor and a critic that share an encoder and a long short-term memory behind it.
+
+    Source: Hochreiter and Schmidhuber 1997 (doi:10.1162/neco.1997.9.8.1735).
+
+    Args:
+        observation_space: the observation space of one environment; images go through a CNN.
+        action_space: the action space of one environment.
+        encoder_size: Features that an observation is encoded in.
+        hidden_size: Units of the memory.
+        network: Convolutional network of images: that of DQN ("nature") or the residual one of IMPALA
+            ("impala").
+        squash_actions: Squash the actions of Box spaces by tanh to their bounds, instead of clipping them.
+        log_std_init: Initial logarithm of the standard deviation of the actions of Box spaces.
+
+    Raises:
+        ConfigurationError: if a space is not supported, or an option does not fit.
+    """
+
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        encoder_size: int = 64,
+        hidden_size: int = 64,
+        network: Network = "nature",
+        squash_actions: bool = False,
+        log_std_init: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_positive("encoder_size", encoder_size)
+        check_positive("hidden_size", hidden_size)
+        self.encoder = make_encoder(observation_space, encoder_size, network)
+        self.memory = nn.LSTMCell(encoder_size, hidden_size)
+        for weight in (self.memory.weight_ih, self.memory.weight_hh):
+            nn.init.orthogonal_(weight)
+        for bias in (self.memory.bias_ih, self.memory.bias_hh):
+            nn.init.zeros_(bias)
+        with torch.no_grad():
+            # The gates' biases are side by side: input, forget, cell, output.
+            self.memory.bias_ih.chunk(4)[1].fill_(_FORGET_BIAS)
+        self.head = make_head(hidden_size, action_space, squash_actions, log_std_init)
+        self.critic = orthogonal(nn.Linear(hidden_size, 1), VALUE_GAIN)
+
+    def initial_state(self, num_envs: int, device: torch.device | str | None = None) -> State:
+        """Return zeros: output and cell ``[num_envs, hidden_size]`` of the memory."""
+        zeros = torch.zeros(num_envs, self.memory.hidden_size, dtype=self.critic.weight.dtype, device=device)
+        return zeros, zeros
+
+    def restart(self, state: State, started: Tensor) -> State:
+        """Return the state with zeros where an episode begins: see ``Policy.restart``."""
+        output, cell = state
+        begins = started.unsqueeze(-1)
+        return output.masked_fill(begins, 0.0), cell.masked_fill(begins, 0.0)
+
+    def forward(
+        self, observations: Any, state: State = (), started: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, State]:
+        """Return distribution parameters, values and the next state, of one step or along sequences.
+
+        Args:
+            observations: a batch of observations, leading dimension N; of sequences T and N.
+            state: output and cell of the memory before the first step.
+            started: ``[T, N]`` bool for sequences, see ``Policy.unroll``.
+        """
+        if started is None:
+            state = self.memory(self.encoder(observations), state)
+            outputs: Tensor = state[0]
+        else:
+            flat = tree_map(lambda leaf: leaf.flatten(0, 1), observations)
+            features = self.encoder(flat).unflatten(0, started.shape)
+            steps = []
+            for feature, begins in zip(features.unbind(), started.unbind(), strict=True):
+                state = self.memory(feature, state)
+                steps.append(state[0])
+                state = self.restart(state, begins)
+            outputs = torch.stack(steps)
+        return self.head(outputs), self.critic(outputs).squeeze(-1), state
+
+    def unroll(self, observations: Any, state: State, started: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what ``forward`` gives along sequences: see ``Policy.unroll``."""
+        params, values, _ = self(observations, state, started)
+        return params, values
