@@ -1,32 +1,44 @@
-"""The only room that imports ``torch.distributed``: what ranks send each other, agree on and differ in."""
+"""The only room that imports ``torch.distributed``: what ranks send, share, agree on and differ in."""
 
 from puffer_lightning.distributed.agreement import check_same_options, check_same_tensors
+from puffer_lightning.distributed.clipping import clip_grad_norm
 from puffer_lightning.distributed.collectives import (
     broadcast,
+    data_parallel,
     gather,
     global_sum,
     local_world_size,
     rank,
+    set_data_parallel,
     world_size,
 )
 from puffer_lightning.distributed.compression import CommHook, Compression
 from puffer_lightning.distributed.gradient_sync import no_sync
 from puffer_lightning.distributed.preemption import Preemption
 from puffer_lightning.distributed.seeding import derive_seed, share_seed
+from puffer_lightning.distributed.sharding import Sharding, Split, gathered, shard, split_layers
 
 __all__ = [
     "CommHook",
     "Compression",
     "Preemption",
+    "Sharding",
+    "Split",
     "broadcast",
     "check_same_options",
     "check_same_tensors",
+    "clip_grad_norm",
+    "data_parallel",
     "derive_seed",
     "gather",
+    "gathered",
     "global_sum",
     "local_world_size",
     "no_sync",
     "rank",
+    "set_data_parallel",
+    "shard",
     "share_seed",
+    "split_layers",
     "world_size",
 ]

@@ -1,4 +1,8 @@
-"""Facts about the process group and what is sent over it; all of it works, and costs nothing, without one."""
+"""Facts about the ranks that train on data of their own, and sums over them.
+
+All of it works, and costs nothing, without a process group. The ranks are all of the process group's, unless
+several share their data because they share a policy's layers: then one of each group of these is counted.
+"""
 
 import os
 from typing import TypeVar
@@ -8,19 +12,32 @@ from torch import Tensor
 
 T = TypeVar("T")
 
+_data_parallel: dist.ProcessGroup | None = None
+
+
+def set_data_parallel(group: dist.ProcessGroup | None) -> None:
+    """Say which ranks, this one among them, train on data of their own; None for all."""
+    global _data_parallel
+    _data_parallel = group
+
+
+def data_parallel() -> dist.ProcessGroup | None:
+    """The ranks that train on data of their own; None for all."""
+    return _data_parallel
+
 
 def _grouped() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
 def rank() -> int:
-    """This process's rank, 0 without a process group."""
-    return dist.get_rank() if _grouped() else 0
+    """This process's data-parallel rank, 0 without a process group."""
+    return dist.get_rank(_data_parallel) if _grouped() else 0
 
 
 def world_size() -> int:
-    """The number of ranks, 1 without a process group."""
-    return dist.get_world_size() if _grouped() else 1
+    """The number of data-parallel ranks, 1 without a process group."""
+    return dist.get_world_size(_data_parallel) if _grouped() else 1
 
 
 def local_world_size() -> int:
@@ -32,7 +49,7 @@ def local_world_size() -> int:
 
 
 def global_sum(tensor: Tensor) -> Tensor:
-    """Sum ``tensor`` over all ranks, in place.
+    """Sum ``tensor`` over all data-parallel ranks, in place.
 
     Args:
         tensor: Any shape, the same on every rank; on the device that the process group's backend serves.
@@ -41,13 +58,13 @@ def global_sum(tensor: Tensor) -> Tensor:
         ``tensor`` itself, now equal on every rank.
     """
     if world_size() > 1:
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=_data_parallel)
     return tensor
 
 
 def broadcast(value: T) -> T:
-    """Rank 0's ``value``, anything that pickle knows."""
-    if world_size() == 1:
+    """The first process's ``value``, on all processes; anything that pickle knows."""
+    if not _grouped():
         return value
     values = [value]
     dist.broadcast_object_list(values)
@@ -55,9 +72,9 @@ def broadcast(value: T) -> T:
 
 
 def gather(value: T) -> list[T]:
-    """The ranks' values in order, on every rank; anything that pickle knows."""
-    if world_size() == 1:
+    """The values of all processes in order, on each of them; anything that pickle knows."""
+    if not _grouped():
         return [value]
-    values = [value] * world_size()
+    values = [value] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values

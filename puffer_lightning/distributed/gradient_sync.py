@@ -14,11 +14,12 @@ from puffer_lightning.errors import ConfigurationError
 def no_sync(module: nn.Module) -> Iterator[None]:
     """Accumulate gradients without reducing them over ranks, for all but the last microbatch of a minibatch.
 
-    Handles ``DistributedDataParallel`` and FSDP2 (``fully_shard``) modules; any other module has nothing to
-    reduce. FSDP2's switch is set back in ``finally``: left off, no later gradient would ever be reduced.
+    Handles ``DistributedDataParallel`` and, at any depth, FSDP2 (``fully_shard``) modules; any other has
+    nothing to reduce. FSDP2's switch is set back in ``finally``: left off, no later gradient would ever be
+    reduced.
 
     Args:
-        module: The outermost wrapped module, as the strategy holds it.
+        module: The outermost module, as the strategy holds it.
 
     Raises:
         ConfigurationError: It is DDP with a static graph, which would reduce nothing in the first minibatch.
@@ -30,11 +31,12 @@ def no_sync(module: nn.Module) -> Iterator[None]:
             )
         with module.no_sync():
             yield
-    elif isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(False)
-        try:
-            yield
-        finally:
-            module.set_requires_gradient_sync(True)
-    else:
+        return
+    sharded = [part for part in module.modules() if isinstance(part, FSDPModule)]
+    try:
+        for part in sharded:
+            part.set_requires_gradient_sync(False, recurse=False)
         yield
+    finally:
+        for part in sharded:
+            part.set_requires_gradient_sync(True, recurse=False)

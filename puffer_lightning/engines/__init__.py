@@ -3,6 +3,6 @@
 from puffer_lightning.engines.datamodule import RolloutDataModule
 from puffer_lightning.engines.fabric import iterations
 from puffer_lightning.engines.module import PPO
-from puffer_lightning.engines.strategies import DDP, FabricDDP
+from puffer_lightning.engines.strategies import DDP, FSDP, FabricDDP, FabricFSDP
 
-__all__ = ["DDP", "PPO", "FabricDDP", "RolloutDataModule", "iterations"]
+__all__ = ["DDP", "FSDP", "PPO", "FabricDDP", "FabricFSDP", "RolloutDataModule", "iterations"]

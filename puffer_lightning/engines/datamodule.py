@@ -232,7 +232,7 @@ class RolloutDataModule(L.LightningDataModule):
     def collect(self, policy: Policy, act: Actor | None = None) -> Rollout:
         """The next rollout of the training environments, see :meth:`Collector.collect`."""
         if self._collector is None:
-            device, seed = next(policy.parameters()).device, torch.initial_seed()
+            device, seed = policy.device, torch.initial_seed()
             preemption = None
             if self.preempt_at is not None and world_size() > 1:
                 preemption = Preemption(self.preempt_at)
@@ -241,7 +241,8 @@ class RolloutDataModule(L.LightningDataModule):
                 if self.overlap
                 else Collector(self.training_env, self.horizon, seed, device, preemption)
             )
-        return self._collector.collect(policy, act)
+        with policy.acting(uneven=self.overlap is not None):
+            return self._collector.collect(policy, act)
 
     def evaluate(self, policy: Policy, record: bool = False) -> Episodes:
         """Play this rank's share of the evaluation episodes; the same ones at each call.
@@ -251,13 +252,13 @@ class RolloutDataModule(L.LightningDataModule):
             record: Keep observations, actions and rewards.
         """
         seed = derive_seed(torch.initial_seed(), "evaluation", rank())
-        return play(
-            policy, self.evaluation_env, self.eval_share, seed=seed, greedy=self.eval_greedy, record=record
-        )
+        env, episodes = self.evaluation_env, self.eval_share
+        with policy.acting(uneven=True):
+            return play(policy, env, episodes, seed=seed, greedy=self.eval_greedy, record=record)
 
     @override
     def train_dataloader(self) -> "_Once":
-        return _Once(lambda: self.collect(self._module.policy, self._module.learner.act))
+        return _Once(lambda: _Sealed(self.collect(self._module.policy, self._module.learner.act)))
 
     @override
     def val_dataloader(self) -> "_Once":
@@ -273,7 +274,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     @override
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        return batch.to(device) if isinstance(batch, Rollout) else batch
+        return batch.rollout.to(device) if isinstance(batch, _Sealed) else batch
 
     @property
     def _module(self) -> Any:
@@ -303,6 +304,13 @@ def _check_workers(
         )
 
 
+class _Sealed:
+    """A rollout that Lightning's precision plug-ins leave alone; those of half precision would round it."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self.rollout = rollout
+
+
 class _Once:
     """A loader of exactly one batch, made when it is asked for.
 
@@ -310,11 +318,11 @@ class _Once:
     know; a rollout collected then would be one of an old policy.
     """
 
-    def __init__(self, make: Callable[[], Rollout | Episodes]) -> None:
+    def __init__(self, make: Callable[[], _Sealed | Episodes]) -> None:
         self._make = make
 
     def __len__(self) -> int:
         return 1
 
-    def __iter__(self) -> Iterator[Rollout | Episodes]:
+    def __iter__(self) -> Iterator[_Sealed | Episodes]:
         yield self._make()

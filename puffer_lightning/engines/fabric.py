@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import cast
 
 from lightning.fabric import Fabric
+from torch.optim import Optimizer
 
 from puffer_lightning.distributed import no_sync
 from puffer_lightning.engines.datamodule import RolloutDataModule
 from puffer_lightning.engines.module import PPO
+from puffer_lightning.engines.precision import autocast_dtype
+from puffer_lightning.policies import Policy
 from puffer_lightning.ppo import Metrics
 
 
@@ -30,11 +34,14 @@ def iterations(fabric: Fabric, model: PPO, data: RolloutDataModule) -> Iterator[
         ConfigurationError: The coefficients do not fit the rollout, or the policy the spaces.
     """
     model.build(data)
+    model.policy.autocast = autocast_dtype(fabric.strategy.precision.precision)
     model.policy.to(fabric.device)
     learner = model.start()
-    optimizer, scheduler = model.make_optimizer(data)
-    policy, fabric_optimizer = fabric.setup(model.policy, optimizer)
+    # One after the other: an optimizer needs the parameters that the strategy leaves.
+    policy = fabric.setup_module(model.policy)
     policy.mark_forward_method("evaluate")
+    optimizer, scheduler = model.make_optimizer(data)
+    fabric_optimizer = cast(Optimizer, fabric.setup_optimizers(optimizer))
     while learner.env_steps < data.total_timesteps:
         metrics = learner.learn(
             data.collect(model.policy, learner.act),
@@ -42,7 +49,7 @@ def iterations(fabric: Fabric, model: PPO, data: RolloutDataModule) -> Iterator[
             backward=fabric.backward,
             # Not policy.module, which is the policy under the strategy's wrapper.
             no_sync=partial(no_sync, policy._forward_module),
-            policy=policy,
+            policy=cast(Policy, policy),
         )
         scheduler.step()
         yield metrics

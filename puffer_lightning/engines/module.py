@@ -30,6 +30,7 @@ from puffer_lightning.engines.optimizers import (
     make_scheduler,
     options_of,
 )
+from puffer_lightning.engines.precision import autocast_dtype
 from puffer_lightning.engines.steps import backward_and_optimizer
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import (
@@ -232,6 +233,7 @@ class PPO(L.LightningModule):
     @override
     def configure_model(self) -> None:
         self.build(self._data)
+        self.policy.autocast = autocast_dtype(self.trainer.precision)
 
     @override
     def configure_optimizers(self) -> Any:
@@ -270,7 +272,9 @@ class PPO(L.LightningModule):
             left = self._data.iterations_after(self.env_steps)
             self.trainer.fit_loop.max_epochs = self.trainer.current_epoch + 1 + left
         # self.log would cast the step to float32 and costs a millisecond for every two metrics.
-        self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
+        self.trainer.callback_metrics.update(
+            {name: torch.tensor(value, dtype=torch.float32) for name, value in metrics.items()}
+        )
         if (self.trainer.current_epoch + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             for logger in self.loggers:
                 logger.log_metrics(metrics, step=self.env_steps)

@@ -70,6 +70,9 @@ def make_optimizer(
         raise ConfigurationError("optimizer LBFGS needs a closure: choose another torch optimizer.")
     for group in optimizer.param_groups:
         group["lr"] *= _SCALINGS[lr_scaling](ranks)
+        if len({getattr(parameter, "device_mesh", None) for parameter in group["params"]}) > 1:
+            # One kernel for all does not take parameters that are divided among different ranks.
+            group.update({option: False for option in ("foreach", "fused") if option in group})
     return optimizer
 
 

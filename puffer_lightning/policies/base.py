@@ -1,12 +1,16 @@
 """What a policy is: an actor-critic that acts, evaluates and values."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from puffer_lightning.distributed import Sharding, Split, gathered
+from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies.action_head import ActionHead, Actions
 from puffer_lightning.policies.masking import MaskedObservations
 from puffer_lightning.policies.normalization import Normalizer, RewardNormalizer
@@ -56,6 +60,10 @@ class Policy(nn.Module, ABC):
         observation_normalizer: normalises what ``forward`` is given, if not None.
         reward_normalizer: scales the rewards that the policy is trained on, if not None; kept with the policy
             because the values are in its units.
+        autocast: dtype that ``forward`` computes in where autocasting thinks it safe, if not None; in every
+            method alike, so that the update finds what acting found.
+        sharding: how the parameters are sharded over ranks, if they are.
+        offloaded_from: device that ``forward`` computes on, if the parameters are kept elsewhere meanwhile.
     """
 
     head: ActionHead
@@ -66,6 +74,14 @@ class Policy(nn.Module, ABC):
         super().__init__()
         self.observation_normalizer = None
         self.reward_normalizer = None
+        self.autocast: torch.dtype | None = None
+        self.sharding: Sharding | None = None
+        self.offloaded_from: torch.device | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy computes."""
+        return self.offloaded_from or next(self.parameters()).device
 
     @abstractmethod
     def forward(self, observations: Observations, state: State = ()) -> tuple[Tensor, Tensor, State]:
@@ -79,6 +95,31 @@ class Policy(nn.Module, ABC):
         Returns:
             Distribution parameters ``[B, P]`` of ``self.head``, values ``[B]`` and the next state.
         """
+
+    def acting(self, uneven: bool = False) -> AbstractContextManager[object]:
+        """Return the context of many steps without gradients: sharded parameters are gathered once.
+
+        Args:
+            uneven: the number of steps may differ between ranks, so none may need all of them.
+        """
+        if self.sharding is None or not (uneven or self.sharding.unshard_for_rollout):
+            return nullcontext()
+        return gathered(self, self.sharding)
+
+    def shards(self) -> Sequence[nn.Module]:
+        """Return the modules within it that are large enough to be sharded each by itself."""
+        return ()
+
+    def split(self, size: int) -> Mapping[str, Split]:
+        """Prepare for linear layers that are divided among ``size`` ranks, and return which and how.
+
+        Raises:
+            ConfigurationError: if it has none that can be.
+        """
+        raise ConfigurationError(
+            f"tensor_parallel_size {size} needs layers that can be divided, and {type(self).__name__} has "
+            "none: set it to 1, or model.policy to TransformerPolicy."
+        )
 
     def initial_state(self, num_envs: int, device: torch.device | str | None = None) -> State:
         """Return the state at the start of an episode, for ``num_envs`` environments."""
@@ -171,8 +212,9 @@ class Policy(nn.Module, ABC):
         if self.observation_normalizer is not None:
             observations = self.observation_normalizer(observations)
         next_state: State = ()
-        if started is None:
-            params, values, next_state = self(observations, state)
-        else:
-            params, values = self.unroll(observations, state, started)
+        with nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast):
+            if started is None:
+                params, values, next_state = self(observations, state)
+            else:
+                params, values = self.unroll(observations, state, started)
         return params if action_mask is None else self.head.mask(params, action_mask), values, next_state

@@ -9,7 +9,7 @@ import math
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from puffer_lightning.errors import ConfigurationError
 
@@ -34,12 +34,16 @@ def orthogonal(layer: Layer, gain: float = HIDDEN_GAIN) -> Layer:
         The same layer.
     """
     assert layer.bias is not None
-    # In float32, since the decomposition knows no half precision, which the policy may be made in.
-    weight = torch.empty_like(layer.weight, dtype=torch.float32)
-    with torch.no_grad():
-        layer.weight.copy_(nn.init.orthogonal_(weight, gain))
+    make_orthogonal(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+@torch.no_grad()
+def make_orthogonal(weight: Tensor, gain: float) -> None:
+    """Fill a weight with an orthogonal matrix times ``gain``, in place."""
+    # In float32, since the decomposition knows no half precision, which the policy may be made in.
+    weight.copy_(nn.init.orthogonal_(torch.empty_like(weight, dtype=torch.float32), gain))
 
 
 def check_positive(option: str, *sizes: int) -> None:

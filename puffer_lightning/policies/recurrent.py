@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 
 from puffer_lightning.policies.base import Policy, State
 from puffer_lightning.policies.heads import make_head
-from puffer_lightning.policies.initialization import VALUE_GAIN, check_positive, orthogonal
+from puffer_lightning.policies.initialization import VALUE_GAIN, check_positive, make_orthogonal, orthogonal
 from puffer_lightning.policies.multi_input import Network, make_encoder
 
 # It remembers from the start: with it all of three seeds solved the memory maze, without it none. Source:
@@ -52,7 +52,7 @@ class LSTMPolicy(Policy):
         self.encoder = make_encoder(observation_space, encoder_size, network)
         self.memory = nn.LSTMCell(encoder_size, hidden_size)
         for weight in (self.memory.weight_ih, self.memory.weight_hh):
-            nn.init.orthogonal_(weight)
+            make_orthogonal(weight, gain=1.0)
         for bias in (self.memory.bias_ih, self.memory.bias_hh):
             nn.init.zeros_(bias)
         with torch.no_grad():

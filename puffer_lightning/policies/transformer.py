@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import gymnasium as gym
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 from torch.utils._pytree import tree_map
 
+from puffer_lightning.distributed import Split
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies.base import Policy, State
 from puffer_lightning.policies.heads import make_head
@@ -89,6 +91,29 @@ class TransformerPolicy(Policy):
         ]
         known = torch.zeros(num_envs, self.remembered, dtype=torch.bool, device=device)
         return [(zeros, zeros) for zeros in past], known
+
+    def shards(self) -> list[nn.Module]:
+        """Return the blocks."""
+        return list(self.blocks)
+
+    def split(self, size: int) -> Mapping[str, Split]:
+        """Divide the heads among ranks, and so the state; the feed-forward layers, too: see ``Policy.split``.
+
+        Raises:
+            ConfigurationError: if they cannot be divided evenly.
+        """
+        for attention in self._attentions:
+            if attention.num_heads % size:
+                raise ConfigurationError(
+                    f"tensor_parallel_size {size} does not divide num_heads {attention.num_heads} of the "
+                    f"TransformerPolicy: set num_heads to a multiple of {size}."
+                )
+            attention.num_heads //= size
+        apart: dict[str, Split] = {
+            f"blocks.*.{name}": "outputs"
+            for name in ("attention.query", "attention.key", "attention.value", "feed_forward.widen")
+        }
+        return apart | {"blocks.*.attention.output": "inputs", "blocks.*.feed_forward.narrow": "inputs"}
 
     def restart(self, state: State, started: Tensor) -> State:
         """Return the state with nothing known where an episode begins: see ``Policy.restart``."""

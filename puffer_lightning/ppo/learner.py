@@ -46,7 +46,7 @@ class Learner:
         self._iterations = 0
         self.act: Actor = torch.compile(policy.act) if compile else policy.act
         self._loss = torch.compile(minibatch_loss) if compile else minibatch_loss
-        device = next(policy.parameters()).device
+        device = policy.device
         self._generator = torch.Generator(device).manual_seed(derive_seed(seed, "minibatches", rank()))
         self._statistics = EpisodeStatistics()
         self._statistics_of: dict[str, EpisodeStatistics] = {}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from puffer_lightning.distributed import global_sum, world_size
+from puffer_lightning.distributed import clip_grad_norm, global_sum, world_size
 from puffer_lightning.functional import (
     explained_variance_from_sums,
     explained_variance_sums,
@@ -73,10 +73,10 @@ def update(
     explained = global_sum(explained_variance_sums(batch.values, batch.returns, batch.valid))
     order = shuffled_indices(batch.size, config.update_epochs, generator)
     means, stds, weights = _minibatch_moments(batch.advantages, batch.valid, order, config)
-    clip = clip or (lambda norm: torch.nn.utils.clip_grad_norm_(policy.parameters(), norm))
+    clip = clip or (lambda norm: clip_grad_norm(policy.parameters(), norm))
 
-    totals = torch.zeros(len(STATISTICS), device=advantages.device)
-    grad_norms = torch.zeros((), device=advantages.device)
+    totals = torch.zeros(len(STATISTICS), device=advantages.device, dtype=torch.float32)
+    grad_norms = torch.zeros((), device=advantages.device, dtype=torch.float32)
     passes = 0
     for epoch in range(config.update_epochs):
         before = totals.clone()

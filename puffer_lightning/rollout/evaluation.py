@@ -82,7 +82,7 @@ def play(
     Returns:
         The K episodes, in an order that does not depend on how long they took.
     """
-    device = next(policy.parameters()).device
+    device = policy.device
     num_envs, head = env.num_envs, policy.head
     generator = torch.Generator(device).manual_seed(seed)
     noise = torch.zeros(num_envs, head.noise_size, device=device)

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from puffer_lightning.distributed import data_parallel
+
 
 class EpisodeStatistics(Metric):
     """Mean return and length of the last episodes, and how many there were; reduced over ranks.
@@ -20,7 +22,7 @@ class EpisodeStatistics(Metric):
     episodes: Tensor
 
     def __init__(self, window: int = 100) -> None:
-        super().__init__()
+        super().__init__(process_group=data_parallel())
         self.add_state(
             "recent", torch.full((2, window), torch.nan, dtype=torch.float64), dist_reduce_fx=_concatenate
         )

@@ -1,4 +1,4 @@
-"""Functions run on two processes that talk through gloo."""
+"""Functions run on processes, two if not told otherwise, that talk through gloo."""
 
 import os
 import socket
@@ -17,27 +17,28 @@ T = TypeVar("T")
 RANKS = 2
 
 
-def run_ranks(function: Callable[..., T], *arguments: object) -> list[T]:
-    """What ``function(rank, *arguments)`` returns on each of the two ranks.
+def run_ranks(function: Callable[..., T], *arguments: object, ranks: int = RANKS) -> list[T]:
+    """What ``function(rank, *arguments)`` returns on each of the ranks.
 
     The processes start with the first call and serve all others, since their imports take seconds.
 
     Args:
         function: Importable by its name.
         arguments: Further arguments, and like the result something that pickle knows.
+        ranks: How many.
 
     Raises:
         RuntimeError: It failed on a rank; the message holds the traceback.
     """
-    processes, connections = _start()
+    processes, connections = _start(ranks)
     for connection in connections:
         connection.send((function, arguments))
     results: dict[Connection, T] = {}
-    while len(results) < RANKS:
+    while len(results) < ranks:
         for ready in cast(list[Connection], wait(set(connections) - results.keys())):
             result, failure = ready.recv()
             if failure is not None:
-                # The other rank may wait for this one for ever.
+                # The others may wait for this one for ever.
                 for process in processes:
                     process.terminate()
                 _start.cache_clear()
@@ -47,24 +48,24 @@ def run_ranks(function: Callable[..., T], *arguments: object) -> list[T]:
 
 
 @cache
-def _start() -> tuple[list[BaseProcess], list[Connection]]:
+def _start(ranks: int) -> tuple[list[BaseProcess], list[Connection]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = get_context("spawn")
     processes: list[BaseProcess] = []
     connections = []
-    for rank in range(RANKS):
+    for rank in range(ranks):
         here, there = context.Pipe()
         # Daemons end with the process that started them.
-        processes.append(context.Process(target=_serve, args=(rank, port, there), daemon=True))
+        processes.append(context.Process(target=_serve, args=(rank, ranks, port, there), daemon=True))
         processes[-1].start()
         there.close()
         connections.append(here)
     return processes, connections
 
 
-def _serve(rank: int, port: int, connection: Connection) -> None:
+def _serve(rank: int, ranks: int, port: int, connection: Connection) -> None:
     # Lightning, too, finds itself to be one of several processes by these.
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
@@ -72,10 +73,10 @@ def _serve(rank: int, port: int, connection: Connection) -> None:
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "NODE_RANK": "0",
-        "WORLD_SIZE": str(RANKS),
+        "WORLD_SIZE": str(ranks),
     }
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
     while True:
         try:
             function, arguments = connection.recv()
