@@ -1,5 +1,6 @@
 """The command line: Lightning's, with PPO and its environments filled in."""
 
+import argparse
 import difflib
 import os
 import re
@@ -20,6 +21,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from typing_extensions import override
 
 from puffer_lightning.callbacks import Checkpoint, EpisodeWriter, EvaluationReport, Progress, Threads, Video
+from puffer_lightning.callbacks.checkpoint_io import consolidate
 from puffer_lightning.distributed import check_same_options, rank
 from puffer_lightning.engines import PPO, RolloutDataModule
 from puffer_lightning.errors import ConfigurationError, DisagreementError
@@ -204,8 +206,8 @@ class PufferCLI(LightningCLI):
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         if str(config["strategy"]).startswith("deepspeed"):
             raise ConfigurationError(
-                "trainer.strategy deepspeed is left out on purpose: use ddp or, for a policy larger than a "
-                "device, FSDP."
+                "trainer.strategy deepspeed is left out on purpose: set it to ddp or, for a policy larger "
+                "than a device, to fsdp."
             )
         if config["enable_checkpointing"] is False:
             callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
@@ -304,12 +306,25 @@ def _check_checkpoint(path: str) -> None:
         )
 
 
+def _consolidate(args: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        "puffer_lightning consolidate", description="Write a checkpoint divided among ranks to one file."
+    )
+    parser.add_argument("folder", help="The checkpoint, as fit wrote it with save_distributed_checkpoint.")
+    parser.add_argument("file", help="The file to write, which any strategy loads.")
+    consolidate(**vars(parser.parse_args(args)))
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line; what the user can fix ends with one sentence and exit code 2."""
     # Lightning asks torch about pytrees in a way that torch deprecates; nothing a user could do about it.
     warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+    args = sys.argv[1:] if args is None else args
     try:
-        PufferCLI(sys.argv[1:] if args is None else args)
+        if list(args[:1]) == ["consolidate"]:
+            _consolidate(args[1:])
+        else:
+            PufferCLI(args)
     except (ConfigurationError, MisconfigurationException) as problem:
         if not isinstance(problem, DisagreementError) or rank() == 0:
             print(f"error: {problem}", file=sys.stderr)

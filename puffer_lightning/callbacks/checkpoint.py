@@ -10,6 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
+from puffer_lightning.callbacks.checkpoint_io import WholeFileIO
 from puffer_lightning.errors import ConfigurationError
 
 
@@ -70,7 +71,7 @@ class Checkpoint(ModelCheckpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = _WholeFileIO()
+            trainer.strategy.checkpoint_io = WholeFileIO()
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -121,7 +122,7 @@ class Checkpoint(ModelCheckpoint):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # Lightning forgets the best so far where the folder differs: with each version of a logger it does.
-        if Path(state_dict["best_model_path"]).is_file():
+        if state_dict["best_model_path"] and Path(state_dict["best_model_path"]).exists():
             super().load_state_dict({**state_dict, "dirpath": self.dirpath})
         else:
             self.last_model_path = state_dict["last_model_path"]
@@ -130,21 +131,3 @@ class Checkpoint(ModelCheckpoint):
         metrics = self._monitor_candidates(trainer)
         if self._monitored in metrics:
             self._save_monitor_checkpoint(trainer, metrics)
-
-
-class _WholeFileIO(TorchCheckpointIO):
-    """Replaces a local file at one stroke.
-
-    Lightning's own moves it there from the temporary folder, which copies it if that is on another disk.
-    """
-
-    @override
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
-    ) -> None:
-        if "://" in str(path):
-            super().save_checkpoint(checkpoint, path, storage_options)
-            return
-        partial = Path(f"{path}.partial")
-        super().save_checkpoint(checkpoint, partial, storage_options)
-        partial.replace(path)

@@ -1,5 +1,7 @@
 """The only room that imports ``torch.distributed``: what ranks send, share, agree on and differ in."""
 
+from torch.distributed.checkpoint import CheckpointException
+
 from puffer_lightning.distributed.agreement import check_same_options, check_same_tensors
 from puffer_lightning.distributed.clipping import clip_grad_norm
 from puffer_lightning.distributed.collectives import (
@@ -19,6 +21,7 @@ from puffer_lightning.distributed.seeding import derive_seed, share_seed
 from puffer_lightning.distributed.sharding import Sharding, Split, gathered, shard, split_layers
 
 __all__ = [
+    "CheckpointException",
     "CommHook",
     "Compression",
     "Preemption",

@@ -260,12 +260,14 @@ class PPO(L.LightningModule):
         scheduler = self.lr_schedulers()
         assert isinstance(scheduler, LRScheduler)
         assert self.trainer.strategy.model is not None
-        metrics = self.learner.learn(
-            rollout,
-            self._optimizer,
-            backward=self._backward,
-            no_sync=partial(no_sync, self.trainer.strategy.model),
-        )
+        # The policy autocasts, and nothing else; the Trainer would, backward passes included.
+        with torch.autocast(self.device.type, enabled=False):
+            metrics = self.learner.learn(
+                rollout,
+                self._optimizer,
+                backward=self._backward,
+                no_sync=partial(no_sync, self.trainer.strategy.model),
+            )
         scheduler.step()
         if not self._limited:
             # Preempted rollouts, and those before a resumption on another number of ranks, have other sizes.
@@ -348,7 +350,9 @@ class PPO(L.LightningModule):
                 "The policy's shape depends on the environment: call model.build(data) before loading a "
                 "checkpoint, or give ckpt_path to the Trainer."
             )
-        check_same_policy(self.policy, checkpoint["state_dict"])
+        # A strategy that shards the policy has loaded the weights itself.
+        if "state_dict" in checkpoint:
+            check_same_policy(self.policy, checkpoint["state_dict"])
         self._saved = checkpoint[_SAVED]
 
     @property

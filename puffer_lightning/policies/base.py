@@ -212,7 +212,12 @@ class Policy(nn.Module, ABC):
         if self.observation_normalizer is not None:
             observations = self.observation_normalizer(observations)
         next_state: State = ()
-        with nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast):
+        # Without its cache, so that the gradients of a weight that is used at every step add up in float32.
+        with (
+            nullcontext()
+            if self.autocast is None
+            else torch.autocast(self.device.type, self.autocast, cache_enabled=False)
+        ):
             if started is None:
                 params, values, next_state = self(observations, state)
             else:

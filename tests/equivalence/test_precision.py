@@ -1,4 +1,4 @@
-"""In whatever precision a network computes, the update reckons in float32 and finds what the rollout found."""
+"""Whatever a network computes in, the update reckons in float32 and finds what the rollout found."""
 
 from functools import partial
 from importlib import import_module
@@ -23,7 +23,7 @@ POLICIES = [MLPPolicy, LSTMPolicy, partial(TransformerPolicy, context=4, num_blo
 def kls_and_dtypes(
     precision: Any, policy: Any, engine: str = "trainer", env: str = "Pendulum-v1"
 ) -> tuple[list[float], set[torch.dtype], PPO]:
-    """Of each minibatch the KL divergence from the rollout's policy; the dtypes of all that is reckoned with."""
+    """The KL divergence of each minibatch from the rollout's policy; the dtypes of what is reckoned with."""
     L.seed_everything(1, verbose=False)
     data = RolloutDataModule(env, num_envs=8, horizon=16, total_timesteps=256)
     model = PPO(policy, update_epochs=2, num_minibatches=2)

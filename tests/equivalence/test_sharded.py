@@ -194,8 +194,8 @@ def test_gradients_are_reduced_once_a_minibatch(plain: list[Outcome]) -> None:
 def test_parameters_are_gathered_once_for_a_rollout(plain: list[Outcome]) -> None:
     always = outcomes(Run(strategy={"unshard_for_rollout": False}))
     saved = always[0].collectives["_allgather_base_"] - plain[0].collectives["_allgather_base_"]
-    # The policy acts HORIZON times in a rollout and then values its end, and blocks are gathered each time, or
-    # once. What is in no block stays gathered until the first backward pass if it is not told otherwise.
+    # The policy acts HORIZON times in a rollout and values its end, gathering its blocks each time or once.
+    # What is in no block stays gathered until the first backward pass if not told otherwise.
     assert saved == ITERATIONS * (HORIZON * NUM_BLOCKS - 1)
 
 

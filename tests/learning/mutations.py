@@ -136,25 +136,25 @@ def reset_steps_are_trained_on(
     return update(policy, optimizer, rollout, *rest, **options)
 
 
-@mutation(update, "flatten", "ResetStep", "Bandit")
+@mutation(update, "make_batch", "ResetStep", "Bandit")
 def last_steps_are_masked_rather_than_reset_steps(
-    flatten: Function, rollout: Rollout, advantages: Tensor
+    make_batch: Function, rollout: Rollout, advantages: Tensor
 ) -> Any:
-    return flatten(replace(rollout, valid=~(rollout.terminated | rollout.truncated)), advantages)
+    return make_batch(replace(rollout, valid=~(rollout.terminated | rollout.truncated)), advantages)
 
 
-@mutation(update, "flatten", "Bandit")
+@mutation(update, "make_batch", "Bandit")
 def advantages_are_shuffled_against_transitions(
-    flatten: Function, rollout: Rollout, advantages: Tensor
+    make_batch: Function, rollout: Rollout, advantages: Tensor
 ) -> Any:
-    batch = flatten(rollout, advantages)
+    batch = make_batch(rollout, advantages)
     order = torch.arange(len(batch.advantages)).flip(0)
     return batch._replace(advantages=batch.advantages[order])
 
 
-@mutation(update, "flatten", "TruncatedValue")
-def values_are_regressed_on_the_advantages(flatten: Function, rollout: Rollout, advantages: Tensor) -> Any:
-    return flatten(rollout, advantages)._replace(returns=advantages.flatten())
+@mutation(update, "make_batch", "TruncatedValue")
+def values_are_regressed_on_the_advantages(make_batch: Function, rollout: Rollout, advantages: Tensor) -> Any:
+    return make_batch(rollout, advantages)._replace(returns=advantages.flatten())
 
 
 @mutation(learner, "minibatch_loss", "Bandit")

@@ -1,6 +1,7 @@
 """``FSDP`` and ``FabricFSDP``: a policy's parameters sharded over ranks, its layers divided among them."""
 
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -11,7 +12,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, StrategyRegistry
 from typing_extensions import override
 
-from puffer_lightning.distributed import Sharding, set_data_parallel, shard, split_layers
+from puffer_lightning.distributed import CheckpointException, Sharding, set_data_parallel, shard, split_layers
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy
 
@@ -130,6 +131,37 @@ class FSDP(Sharded, ModelParallelStrategy):
         assert isinstance(policy, Policy)
         self._divide(policy)
         super().setup(trainer)
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        if not self._save_distributed_checkpoint:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        # A folder is there whole or not at all.
+        path = Path(self.broadcast(filepath))
+        partial = path.with_name(f"{path.name}.partial")
+        super().save_checkpoint(checkpoint, partial, storage_options)
+        self.barrier()
+        if self.is_global_zero:
+            self.checkpoint_io.remove_checkpoint(path)
+            partial.rename(path)
+        self.barrier()
+
+    @override
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        try:
+            return super().load_checkpoint(checkpoint_path, weights_only)
+        except (CheckpointException, KeyError, RuntimeError, ValueError) as problem:
+            failures = problem.failures.values() if isinstance(problem, CheckpointException) else [(problem,)]
+            reason = " ".join(str(next(iter(failures))[0]).split())
+            raise ConfigurationError(
+                f"ckpt_path cannot be loaded into this policy ({reason}): use the model.policy, data.env and "
+                "model.normalize_… options it was trained with."
+            ) from problem
 
 
 class FabricFSDP(Sharded, FabricModelParallelStrategy):
