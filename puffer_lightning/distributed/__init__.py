@@ -1,6 +1,6 @@
 """The only room that imports ``torch.distributed``: what ranks send, share, agree on and differ in."""
 
-from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.api import CheckpointException
 
 from puffer_lightning.distributed.agreement import check_same_options, check_same_tensors
 from puffer_lightning.distributed.clipping import clip_grad_norm

@@ -36,7 +36,7 @@ def fit(
     """Train, resumed from ckpt_path if given; what the policy and the optimizer hold then."""
     L.seed_everything(1, verbose=False)
     strategy = FSDP(**strategy) if isinstance(strategy, dict) else strategy
-    groups = ranks // getattr(strategy, "_sizes", (1, 1))[1]
+    groups = max(1, ranks // getattr(strategy, "_sizes", (1, 1))[1])
     data = RolloutDataModule(
         "CartPole-v1", num_envs=ENVS // groups, horizon=HORIZON, total_timesteps=ITERATIONS * ENVS * HORIZON
     )
