@@ -12,6 +12,7 @@ from puffer_lightning.distributed.collectives import (
     local_world_size,
     rank,
     set_data_parallel,
+    shares_data,
     world_size,
 )
 from puffer_lightning.distributed.compression import CommHook, Compression
@@ -42,6 +43,7 @@ __all__ = [
     "set_data_parallel",
     "shard",
     "share_seed",
+    "shares_data",
     "split_layers",
     "world_size",
 ]

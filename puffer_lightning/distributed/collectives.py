@@ -26,6 +26,11 @@ def data_parallel() -> dist.ProcessGroup | None:
     return _data_parallel
 
 
+def shares_data() -> bool:
+    """Whether this rank must do what others do, since each has only a part of the policy's layers."""
+    return _grouped() and dist.get_world_size() > world_size()
+
+
 def _grouped() -> bool:
     return dist.is_available() and dist.is_initialized()
 
@@ -45,7 +50,7 @@ def local_world_size() -> int:
 
     ``torchrun`` tells; Lightning's own launcher does not, and is used for one machine more often than not.
     """
-    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
+    return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size() if _grouped() else 1))
 
 
 def global_sum(tensor: Tensor) -> Tensor:

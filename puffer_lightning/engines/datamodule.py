@@ -10,7 +10,7 @@ from gymnasium import Space
 from gymnasium.vector import VectorEnv
 from typing_extensions import override
 
-from puffer_lightning.distributed import Preemption, derive_seed, rank, world_size
+from puffer_lightning.distributed import Preemption, derive_seed, rank, shares_data, world_size
 from puffer_lightning.envs import EnvSource, EnvWrapper, WorkerOptions, check_env, make_vector_env
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy
@@ -178,6 +178,11 @@ class RolloutDataModule(L.LightningDataModule):
         Raises:
             ConfigurationError: They cannot be made or stepped as asked for, or are not as many.
         """
+        if self.overlap == "first_ready" and shares_data():
+            raise ConfigurationError(
+                "overlap first_ready does not go with tensor_parallel_size above 1, whose ranks act on the "
+                "same environments in the same order: set overlap to halves, or leave it out."
+            )
         env = self._environment("train", self.num_envs, self.num_envs // 2 if self.overlap else None)
         if env.num_envs != self.num_envs:
             raise ConfigurationError(

@@ -32,13 +32,19 @@ def fit(
     ranks: int,
     ckpt_path: str | None = None,
     policy: Any = POLICY,
+    env: str = "CartPole-v1",
+    **options: Any,
 ) -> dict[str, Any]:
     """Train, resumed from ckpt_path if given; what the policy and the optimizer hold then."""
     L.seed_everything(1, verbose=False)
     strategy = FSDP(**strategy) if isinstance(strategy, dict) else strategy
     groups = max(1, ranks // getattr(strategy, "_sizes", (1, 1))[1])
     data = RolloutDataModule(
-        "CartPole-v1", num_envs=ENVS // groups, horizon=HORIZON, total_timesteps=ITERATIONS * ENVS * HORIZON
+        env,
+        num_envs=ENVS // groups,
+        horizon=HORIZON,
+        total_timesteps=ITERATIONS * ENVS * HORIZON,
+        **options,
     )
     model = PPO(policy, num_minibatches=2, normalize_observations=True)
     trainer = L.Trainer(
@@ -138,9 +144,9 @@ def test_a_folder_is_consolidated_to_a_file(
         consolidate(str(tmp_path), str(tmp_path / "other.ckpt"))
 
 
-def refusal(rank: int, *arguments: Any) -> str:
+def refusal(rank: int, folder: str, strategy: Any, options: dict[str, Any]) -> str:
     try:
-        fit(rank, *arguments)
+        fit(rank, folder, strategy, 2, **options)
     except ConfigurationError as error:
         return str(error)
     return "none"
@@ -150,21 +156,17 @@ def test_what_does_not_fit_is_refused_in_a_sentence(
     left: dict[str, tuple[str, dict[str, Any]]], tmp_path: Path
 ) -> None:
     wide = partial(TransformerPolicy, context=4, num_blocks=1, hidden_size=32)
-    cases: list[tuple[str, list[Any]]] = [
-        ("ckpt_path cannot be loaded into this policy", [{}, 2, left["sharded"][0], wide]),
-        ("ckpt_path cannot be loaded into this policy", [{}, 2, left["whole"][0], wide]),
-        (
-            "data_parallel_size 1 × tensor_parallel_size 3 is not the number",
-            [{"tensor_parallel_size": 3}, 2, 2],
-        ),
-        ("LSTMPolicy has none: set it to 1", [{"tensor_parallel_size": 2}, 2, None, LSTMPolicy]),
-        (
-            "set num_heads to a multiple of 2",
-            [{"tensor_parallel_size": 2}, 2, None, partial(TransformerPolicy, num_heads=1)],
-        ),
+    divided = {"tensor_parallel_size": 2}
+    cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("ckpt_path cannot be loaded", {}, {"ckpt_path": left["sharded"][0], "policy": wide}),
+        ("ckpt_path cannot be loaded", {}, {"ckpt_path": left["whole"][0], "policy": wide}),
+        ("data_parallel_size 1 × tensor_parallel_size 3 is not", {"tensor_parallel_size": 3}, {}),
+        ("LSTMPolicy has none: set it to 1", divided, {"policy": LSTMPolicy}),
+        ("a multiple of 2", divided, {"policy": partial(TransformerPolicy, num_heads=1)}),
+        ("set overlap to halves", divided, {"env": "Acrobot-v1", "num_workers": 2, "overlap": "first_ready"}),
     ]
-    for message, arguments in cases:
-        for said in run_ranks(refusal, str(tmp_path), *arguments):
+    for message, strategy, options in cases:
+        for said in run_ranks(refusal, str(tmp_path), strategy, options):
             assert message in said
 
 
