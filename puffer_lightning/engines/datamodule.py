@@ -178,10 +178,11 @@ class RolloutDataModule(L.LightningDataModule):
         Raises:
             ConfigurationError: They cannot be made or stepped as asked for, or are not as many.
         """
-        if self.overlap == "first_ready" and shares_data():
+        if shares_data() and (self.overlap == "first_ready" or self.preempt_at is not None):
+            name, instead = ("overlap", " or halves") if self.overlap else ("preempt_at", "")
             raise ConfigurationError(
-                "overlap first_ready does not go with tensor_parallel_size above 1, whose ranks act on the "
-                "same environments in the same order: set overlap to halves, or leave it out."
+                f"{name} {self.overlap or self.preempt_at} does not go with tensor_parallel_size above 1, whose "
+                f"ranks act on the same environments in the same order: set {name} to null{instead}."
             )
         env = self._environment("train", self.num_envs, self.num_envs // 2 if self.overlap else None)
         if env.num_envs != self.num_envs:
@@ -246,7 +247,7 @@ class RolloutDataModule(L.LightningDataModule):
                 if self.overlap
                 else Collector(self.training_env, self.horizon, seed, device, preemption)
             )
-        with policy.acting(uneven=self.overlap is not None):
+        with policy.acting(uneven=self.overlap is not None or self.preempt_at is not None):
             return self._collector.collect(policy, act)
 
     def evaluate(self, policy: Policy, record: bool = False) -> Episodes:
