@@ -20,7 +20,15 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from typing_extensions import override
 
-from puffer_lightning.callbacks import Checkpoint, EpisodeWriter, EvaluationReport, Progress, Threads, Video
+from puffer_lightning.callbacks import (
+    Checkpoint,
+    EpisodeWriter,
+    EvaluationReport,
+    Progress,
+    Stragglers,
+    Threads,
+    Video,
+)
 from puffer_lightning.callbacks.checkpoint_io import consolidate
 from puffer_lightning.distributed import check_same_options, rank
 from puffer_lightning.engines import PPO, RolloutDataModule
@@ -214,7 +222,12 @@ class PufferCLI(LightningCLI):
         asked_for = config["callbacks"] or []
         asked_for = asked_for if isinstance(asked_for, list) else [asked_for]
         options = self._parser(self.subcommand).dump(self.config[self.subcommand])
-        ours: list[Callback] = [_SameOptions(yaml.safe_load(options)), EvaluationReport(), Threads()]
+        ours: list[Callback] = [
+            _SameOptions(yaml.safe_load(options)),
+            EvaluationReport(),
+            Stragglers(),
+            Threads(),
+        ]
         if config["enable_progress_bar"] is not False and not any(
             isinstance(c, ProgressBar) for c in asked_for
         ):

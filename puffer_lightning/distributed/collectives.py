@@ -83,3 +83,20 @@ def gather(value: T) -> list[T]:
     values = [value] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def gather_rows(row: Tensor) -> Tensor:
+    """The data-parallel ranks' rows in order, on each of them.
+
+    Args:
+        row: ``[K]``, K the same on every rank; on the device that the process group's backend serves.
+
+    Returns:
+        ``[ranks, K]``.
+    """
+    rows = row.new_empty(world_size(), len(row))
+    if world_size() > 1:
+        dist.all_gather(list(rows.unbind()), row, group=_data_parallel)
+    else:
+        rows[0] = row
+    return rows

@@ -18,6 +18,7 @@ from puffer_lightning.functional.schedules import (
     linear,
     warm_up,
 )
+from puffer_lightning.functional.stragglers import straggler_metrics
 
 __all__ = [
     "SCHEDULES",
@@ -36,6 +37,7 @@ __all__ = [
     "mean_and_std",
     "running_returns",
     "standardize",
+    "straggler_metrics",
     "value_loss",
     "warm_up",
 ]

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from puffer_lightning.distributed import check_same_tensors, derive_seed, global_sum, rank
-from puffer_lightning.functional import running_returns
+from puffer_lightning.distributed import check_same_tensors, derive_seed, gather_rows, rank, world_size
+from puffer_lightning.functional import running_returns, straggler_metrics
 from puffer_lightning.policies import Policy
 from puffer_lightning.ppo.config import PPOConfig
 from puffer_lightning.ppo.loss import minibatch_loss
 from puffer_lightning.ppo.update import update
-from puffer_lightning.rollout import Actor, EpisodeStatistics, Rollout
+from puffer_lightning.rollout import Actor, EpisodeStatistics, Rollout, episode_means
 
 Metrics = dict[str, float]
 
@@ -34,6 +34,8 @@ class Learner:
     Attributes:
         act: The policy's ``act``, compiled if asked for; what a collector should call.
         env_steps: Environment steps trained on so far, over all ranks.
+        rank_seconds: Of the last iteration, for each rank the seconds of its rollout and of its update, which
+            includes waiting for slower ranks.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Learner:
         self.env_steps = 0
         self._sync_check_every = sync_check_every
         self._iterations = 0
+        self.rank_seconds: list[list[float]] = []
         self.act: Actor = torch.compile(policy.act) if compile else policy.act
         self._loss = torch.compile(minibatch_loss) if compile else minibatch_loss
         device = policy.device
@@ -74,9 +77,9 @@ class Learner:
         Returns:
             The iteration's metrics by their logged names, over all ranks: ``rollout/…`` of the last episodes,
             without mean return and length before the first has ended, and of each type of agent where there
-            are several; ``train/…``; and ``time/…``, where
-            ``sps`` is environment steps per second and shares are of the time from the rollout's first step
-            to the update's last.
+            are several; ``train/…``; ``time/…``, where ``sps`` is environment steps per second and shares are
+            of the time from the rollout's first step to the update's last; and, with several ranks,
+            ``ranks/…``, see :func:`~puffer_lightning.functional.straggler_metrics`.
 
         Raises:
             RuntimeError: The ranks' policies have drifted apart.
@@ -99,34 +102,44 @@ class Learner:
             self.policy.observation_normalizer.update(rollout.observations, rollout.valid)
         if self._sync_check_every and self._iterations % self._sync_check_every == 0:
             check_same_tensors(self.policy.state_dict())
-        self._statistics.update(rollout.episode_returns, rollout.episode_lengths)
-        named = {f"rollout/{name}": value for name, value in self._statistics.compute().items()}
-        named |= self._returns_by_type(rollout)
-        named |= {f"train/{name}": value for name, value in losses.items()}
-        made = torch.tensor(rollout.num_steps, dtype=torch.float64, device=rollout.rewards.device)
-        metrics = _read(named | {"steps": global_sum(made)})
-        steps = int(metrics.pop("steps"))
+        counted = self._count_episodes(rollout)
+        facts = (rollout.num_steps, rollout.seconds, time.perf_counter() - begin)
+        # All that ranks tell one another besides losses and gradients, in one go.
+        row = torch.cat([*(of.sums() for of in counted.values()), torch.tensor(facts, dtype=torch.float64)])
+        *sums, of_ranks = (
+            gather_rows(row.to(rollout.rewards.device)).cpu().split([4] * len(counted) + [3], dim=1)
+        )
+        steps = int(of_ranks[:, 0].sum())
         self.env_steps += steps
+        means = {kind: episode_means(of.sum(0)) for kind, of in zip(counted, sums, strict=True)}
+        named = {f"rollout/{name}": value for name, value in means.pop("").items()}
+        named |= {f"rollout/episode_return/{kind}": of["episode_return"] for kind, of in means.items()}
+        named |= {f"train/{name}": value for name, value in losses.items()}
+        metrics = _read(named)
         metrics["train/learning_rate"] = learning_rate
+        self.rank_seconds = of_ranks[:, 1:].tolist()
         end = time.perf_counter()
+        if world_size() > 1:
+            metrics |= {f"ranks/{k}": value for k, value in straggler_metrics(self.rank_seconds).items()}
         metrics["time/sps"] = steps / (end - rollout.began)
         metrics["time/rollout_share"] = rollout.seconds / (end - rollout.began)
         metrics["time/update_share"] = (end - begin) / (end - rollout.began)
         return metrics
 
-    def _returns_by_type(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Mean episode return of each type of agent, if there are several."""
+    def _count_episodes(self, rollout: Rollout) -> dict[str, EpisodeStatistics]:
+        """The statistics of all episodes, under "", and of each type of agent, if there are several."""
+        self._statistics.update(rollout.episode_returns, rollout.episode_lengths)
+        counted = {"": self._statistics}
         types = sorted(set(rollout.agent_types))
-        if len(types) < 2:
-            return {}
-        places = rollout.episode_rows % len(rollout.agent_types)
-        returns: dict[str, Tensor] = {}
-        for name in types:
-            own = torch.tensor([kind == name for kind in rollout.agent_types], device=places.device)[places]
-            statistics = self._statistics_of.setdefault(name, EpisodeStatistics())
-            statistics.update(rollout.episode_returns[own], rollout.episode_lengths[own])
-            returns[f"rollout/episode_return/{name}"] = statistics.compute()["episode_return"]
-        return returns
+        if len(types) > 1:
+            places = rollout.episode_rows % len(rollout.agent_types)
+            for name in types:
+                own = torch.tensor([kind == name for kind in rollout.agent_types], device=places.device)[
+                    places
+                ]
+                counted[name] = self._statistics_of.setdefault(name, EpisodeStatistics())
+                counted[name].update(rollout.episode_returns[own], rollout.episode_lengths[own])
+        return counted
 
     def _scaled(self, rollout: Rollout) -> Rollout:
         """The rollout with its rewards normalised and clipped, as far as they are to be."""

@@ -70,7 +70,7 @@ def update(
         valid=rollout.valid,
     )
     batch = make_batch(rollout, advantages)
-    explained = global_sum(explained_variance_sums(batch.values, batch.returns, batch.valid))
+    explained = explained_variance_sums(batch.values, batch.returns, batch.valid)
     order = shuffled_indices(batch.size, config.update_epochs, generator)
     means, stds, weights = _minibatch_moments(batch.advantages, batch.valid, order, config)
     clip = clip or (lambda norm: clip_grad_norm(policy.parameters(), norm))
@@ -98,7 +98,8 @@ def update(
             break
 
     minibatches = passes * config.num_minibatches
-    totals = global_sum(totals / (world_size() * minibatches))
+    sums = global_sum(torch.cat((totals.double() / (world_size() * minibatches), explained)))
+    totals, explained = sums.tensor_split([len(STATISTICS)])
     metrics = dict(zip(STATISTICS, totals.unbind(), strict=True))
     metrics["grad_norm"] = grad_norms / minibatches
     metrics["explained_variance"] = explained_variance_from_sums(explained)

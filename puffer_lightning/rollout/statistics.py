@@ -1,14 +1,11 @@
 """Episode statistics over all ranks."""
 
 import torch
-from torch import Tensor
-from torchmetrics import Metric
-
-from puffer_lightning.distributed import data_parallel
+from torch import Tensor, nn
 
 
-class EpisodeStatistics(Metric):
-    """Mean return and length of the last episodes, and how many there were; reduced over ranks.
+class EpisodeStatistics(nn.Module):
+    """Returns and lengths of this rank's last episodes, and how many there were.
 
     A rollout ends a handful of episodes, none, or a burst of short ones, so its own mean jumps; that of the
     last ``window`` episodes of each rank is what is worth plotting and choosing checkpoints by.
@@ -17,17 +14,13 @@ class EpisodeStatistics(Metric):
         window: Episodes of each rank to average over.
     """
 
-    full_state_update = False
     recent: Tensor
     episodes: Tensor
 
     def __init__(self, window: int = 100) -> None:
-        super().__init__(process_group=data_parallel())
-        self.add_state(
-            "recent", torch.full((2, window), torch.nan, dtype=torch.float64), dist_reduce_fx=_concatenate
-        )
-        self.add_state("episodes", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-        self.persistent(True)
+        super().__init__()
+        self.register_buffer("recent", torch.full((2, window), torch.nan, dtype=torch.float64))
+        self.register_buffer("episodes", torch.zeros((), dtype=torch.int64))
 
     def update(self, returns: Tensor, lengths: Tensor) -> None:
         """Count episodes.
@@ -41,16 +34,21 @@ class EpisodeStatistics(Metric):
             self.recent = torch.cat((self.recent, ended), dim=1)[:, -self.recent.shape[1] :]
             self.episodes = self.episodes + returns.numel()
 
-    def compute(self) -> dict[str, Tensor]:
-        """Mean ``episode_return`` and ``episode_length``, NaN before the first; ``episodes`` so far."""
-        episode_return, episode_length = self.recent.nanmean(dim=1)
-        return {
-            "episode_return": episode_return,
-            "episode_length": episode_length,
-            "episodes": self.episodes,
-        }
+    def sums(self) -> Tensor:
+        """Sum of returns, sum of lengths and number of the recent episodes, and all episodes so far.
+
+        Returns:
+            [4] float64. Add these over ranks.
+        """
+        known = (~self.recent[0].isnan()).sum()
+        return torch.stack((*self.recent.nansum(dim=1), known, self.episodes))
 
 
-def _concatenate(recent: Tensor) -> Tensor:
-    """Windows [ranks, 2, window] side by side; the entries still empty are NaN and do not count."""
-    return recent.transpose(0, 1).flatten(1)
+def episode_means(sums: Tensor) -> dict[str, Tensor]:
+    """Mean ``episode_return`` and ``episode_length``, NaN before the first; ``episodes`` so far.
+
+    Args:
+        sums: [4], ``EpisodeStatistics.sums`` added up over ranks.
+    """
+    returns, lengths, known, episodes = sums.unbind()
+    return {"episode_return": returns / known, "episode_length": lengths / known, "episodes": episodes}

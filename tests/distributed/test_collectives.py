@@ -1,7 +1,15 @@
 import pytest
 import torch
 
-from puffer_lightning.distributed import broadcast, gather, global_sum, local_world_size, rank, world_size
+from puffer_lightning.distributed import (
+    broadcast,
+    gather,
+    gather_rows,
+    global_sum,
+    local_world_size,
+    rank,
+    world_size,
+)
 from tests.distributed.processes import run_ranks
 
 
@@ -13,6 +21,7 @@ def test_a_lone_process_is_rank_0_of_1_and_its_own_sum() -> None:
     assert x.tolist() == [1.0, 2.0]
     assert broadcast("mine") == "mine"
     assert gather("mine") == ["mine"]
+    assert gather_rows(x).tolist() == [[1.0, 2.0]]
 
 
 def test_a_launcher_says_how_many_ranks_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,3 +53,11 @@ def exchanged(process: int) -> tuple[str, list[str]]:
 
 def test_processes_exchange_objects() -> None:
     assert run_ranks(exchanged) == [("of 0", ["of 0", "of 1"])] * 2
+
+
+def gathered(process: int) -> list[list[float]]:
+    return gather_rows(torch.tensor([float(process), 7.0])).tolist()  # type: ignore[no-any-return]
+
+
+def test_rows_are_gathered_in_the_order_of_ranks() -> None:
+    assert run_ranks(gathered) == [[[0.0, 7.0], [1.0, 7.0]]] * 2

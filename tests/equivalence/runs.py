@@ -58,7 +58,7 @@ def quiet_trainer(**options: Any) -> L.Trainer:
 
 
 def without_time(metrics: Metrics) -> Metrics:
-    return {name: value for name, value in metrics.items() if not name.startswith("time/")}
+    return {name: value for name, value in metrics.items() if not name.startswith(("time/", "ranks/"))}
 
 
 def assert_equal_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:

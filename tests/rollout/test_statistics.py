@@ -1,10 +1,12 @@
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from puffer_lightning.rollout import EpisodeStatistics
+from puffer_lightning.distributed import global_sum
+from puffer_lightning.rollout import EpisodeStatistics, episode_means
 from tests.distributed.processes import run_ranks
 
 
@@ -15,15 +17,16 @@ def episodes(*values: float) -> tuple[Tensor, Tensor]:
 
 
 def read(statistics: EpisodeStatistics) -> dict[str, float]:
-    return {name: value.item() for name, value in statistics.compute().items()}
+    return {name: value.item() for name, value in episode_means(global_sum(statistics.sums())).items()}
 
 
 def test_nothing_is_known_before_the_first_episode() -> None:
     statistics = EpisodeStatistics()
     statistics.update(*episodes())
-    assert torch.isnan(statistics.compute()["episode_return"])
-    assert torch.isnan(statistics.compute()["episode_length"])
-    assert statistics.compute()["episodes"] == 0
+    known = read(statistics)
+    assert math.isnan(known["episode_return"])
+    assert math.isnan(known["episode_length"])
+    assert known["episodes"] == 0
 
 
 def test_means_are_over_episodes_and_not_over_rollouts() -> None:
