@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import logging
 import os
 import re
 import sys
@@ -18,6 +19,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from puffer_lightning.callbacks import (
@@ -28,11 +30,14 @@ from puffer_lightning.callbacks import (
     Stragglers,
     Threads,
     Video,
+    newest_last,
 )
 from puffer_lightning.callbacks.checkpoint_io import consolidate
 from puffer_lightning.distributed import check_same_options, rank
 from puffer_lightning.engines import PPO, RolloutDataModule
+from puffer_lightning.engines.processes import check_processes, ranks_to_launch
 from puffer_lightning.errors import ConfigurationError, DisagreementError
+from puffer_lightning.launch import end_rank, end_with_launcher, is_rank, launch, launched_here
 
 _TRAINER_DEFAULTS = {
     "max_epochs": -1,
@@ -155,6 +160,7 @@ class PufferCLI(LightningCLI):
     datamodule: RolloutDataModule
 
     def __init__(self, args: Sequence[str]) -> None:
+        self._args = list(args)
         super().__init__(
             PPO,
             _NamedByClassPath,
@@ -163,7 +169,7 @@ class PufferCLI(LightningCLI):
             trainer_defaults=_TRAINER_DEFAULTS,
             seed_everything_default=1,
             auto_configure_optimizers=False,
-            args=list(args),
+            args=self._args,
             parser_class=_Parser,
             parser_kwargs={"description": "Train and evaluate PPO policies.", "prog": "puffer_lightning"},
         )
@@ -239,9 +245,36 @@ class PufferCLI(LightningCLI):
         if output := self._get(self.config_init, "output"):
             ours.append(EpisodeWriter(output))
         try:
-            return super()._instantiate_trainer(config, [*callbacks, *ours])
+            trainer = super()._instantiate_trainer(config, [*callbacks, *ours])
         except (TypeError, ValueError) as problem:
             raise ConfigurationError(f"The options of trainer do not fit: {problem}") from problem
+        assert isinstance(trainer, Trainer)
+        check_processes(trainer)
+        return trainer
+
+    @override
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run it; where that takes several processes which nobody has started yet, in these."""
+        logging.disable(logging.NOTSET)
+        if type(self) is PufferCLI and (ranks := ranks_to_launch(self.trainer)):
+            if subcommand == "fit":
+                self.before_fit()
+            number, first, environment = ranks
+            command = [sys.executable, "-m", "puffer_lightning", *self._args]
+            sys.exit(launch(command, number, environment, first))
+        super()._run_subcommand(subcommand)
+
+    @override
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs: dict[str, Any] = super()._prepare_subcommand_kwargs(subcommand)
+        if kwargs.get("ckpt_path") == "last":
+            kwargs["ckpt_path"] = newest_last(self.trainer)
+            if kwargs["ckpt_path"] is None and subcommand != "fit":
+                raise ConfigurationError(
+                    "ckpt_path is last, but there is none: give the path of a checkpoint."
+                )
+            rank_zero_info(f"Going on from {kwargs['ckpt_path']}" if kwargs["ckpt_path"] else "Starting anew")
+        return kwargs
 
     def before_fit(self) -> None:
         """Refuse what cannot work before any other process starts."""
@@ -333,14 +366,24 @@ def main(args: Sequence[str] | None = None) -> None:
     # Lightning asks torch about pytrees in a way that torch deprecates; nothing a user could do about it.
     warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
     args = sys.argv[1:] if args is None else args
+    end_with_launcher()
+    if launched_here():
+        # What the launcher has said already, in setting up the same.
+        logging.disable(logging.INFO)
     try:
         if list(args[:1]) == ["consolidate"]:
             _consolidate(args[1:])
         else:
             PufferCLI(args)
     except (ConfigurationError, MisconfigurationException) as problem:
+        if is_rank():
+            end_rank(problem, str(problem))
         if not isinstance(problem, DisagreementError) or rank() == 0:
             print(f"error: {problem}", file=sys.stderr)
         sys.exit(2)
+    except Exception as failure:
+        if is_rank():
+            end_rank(failure)
+        raise
     except KeyboardInterrupt:
         sys.exit(130)  # as shells have it; from training on, Lightning answers Ctrl-C itself

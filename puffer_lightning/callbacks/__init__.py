@@ -1,6 +1,6 @@
 """Lightning callbacks: progress and reports, films, recorded episodes, checkpoints, threads."""
 
-from puffer_lightning.callbacks.checkpoint import Checkpoint
+from puffer_lightning.callbacks.checkpoint import Checkpoint, newest_last
 from puffer_lightning.callbacks.episodes import EpisodeWriter
 from puffer_lightning.callbacks.evaluation import EvaluationReport
 from puffer_lightning.callbacks.progress import Progress
@@ -8,4 +8,13 @@ from puffer_lightning.callbacks.stragglers import Stragglers
 from puffer_lightning.callbacks.threads import Threads
 from puffer_lightning.callbacks.video import Video
 
-__all__ = ["Checkpoint", "EpisodeWriter", "EvaluationReport", "Progress", "Stragglers", "Threads", "Video"]
+__all__ = [
+    "Checkpoint",
+    "EpisodeWriter",
+    "EvaluationReport",
+    "Progress",
+    "Stragglers",
+    "Threads",
+    "Video",
+    "newest_last",
+]

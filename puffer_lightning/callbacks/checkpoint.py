@@ -131,3 +131,36 @@ class Checkpoint(ModelCheckpoint):
         metrics = self._monitor_candidates(trainer)
         if self._monitored in metrics:
             self._save_monitor_checkpoint(trainer, metrics)
+
+
+def newest_last(trainer: Trainer) -> Path | None:
+    """The newest ``last.ckpt`` of all runs that keep their checkpoints where this one will, or None.
+
+    Those of earlier versions, where the logger numbers its runs: a run that is started again has a new one.
+
+    Args:
+        trainer: With a ``Checkpoint`` among its callbacks.
+
+    Raises:
+        ConfigurationError: They are not kept in a local folder.
+    """
+    given = [callback.dirpath for callback in trainer.callbacks if isinstance(callback, Checkpoint)]  # type: ignore[attr-defined]
+    if given and given[0]:
+        if "://" in str(given[0]):
+            raise ConfigurationError(
+                f"ckpt_path last does not look in {given[0]}: give the checkpoint's path."
+            )
+        folders = [Path(given[0])]
+    elif trainer.loggers:
+        logger = trainer.loggers[0]
+        runs = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
+        folders = list(runs.glob("*/checkpoints"))
+    else:
+        folders = [Path(trainer.default_root_dir) / "checkpoints"]
+    found = [path for folder in folders for path in folder.glob("last*.ckpt") if _is_whole(path)]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _is_whole(path: Path) -> bool:
+    # Files are put in place when they are whole; of a sharded one the description is written last.
+    return path.is_file() or (path / ".metadata").is_file()

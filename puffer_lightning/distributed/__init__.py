@@ -17,12 +17,24 @@ from puffer_lightning.distributed.collectives import (
     world_size,
 )
 from puffer_lightning.distributed.compression import CommHook, Compression
+from puffer_lightning.distributed.failures import (
+    TIMEOUT,
+    TORCH_TIMEOUT,
+    explanation,
+    has_backend,
+    is_first_failure,
+    lost_connection,
+    seconds_waited,
+    silent_ranks,
+)
 from puffer_lightning.distributed.gradient_sync import no_sync
 from puffer_lightning.distributed.preemption import Preemption
 from puffer_lightning.distributed.seeding import derive_seed, share_seed
 from puffer_lightning.distributed.sharding import Sharding, Split, gathered, shard, split_layers
 
 __all__ = [
+    "TIMEOUT",
+    "TORCH_TIMEOUT",
     "CheckpointException",
     "CommHook",
     "Compression",
@@ -35,17 +47,23 @@ __all__ = [
     "clip_grad_norm",
     "data_parallel",
     "derive_seed",
+    "explanation",
     "gather",
     "gather_rows",
     "gathered",
     "global_sum",
+    "has_backend",
+    "is_first_failure",
     "local_world_size",
+    "lost_connection",
     "no_sync",
     "rank",
+    "seconds_waited",
     "set_data_parallel",
     "shard",
     "share_seed",
     "shares_data",
+    "silent_ranks",
     "split_layers",
     "world_size",
 ]

@@ -181,8 +181,8 @@ class RolloutDataModule(L.LightningDataModule):
         if shares_data() and (self.overlap == "first_ready" or self.preempt_at is not None):
             name, instead = ("overlap", " or halves") if self.overlap else ("preempt_at", "")
             raise ConfigurationError(
-                f"{name} {self.overlap or self.preempt_at} does not go with tensor_parallel_size above 1, whose "
-                f"ranks act on the same environments in the same order: set {name} to null{instead}."
+                f"{name} {self.overlap or self.preempt_at} does not go with tensor_parallel_size above 1, "
+                f"whose ranks act on the same environments in the same order: set {name} to null{instead}."
             )
         env = self._environment("train", self.num_envs, self.num_envs // 2 if self.overlap else None)
         if env.num_envs != self.num_envs:

@@ -17,6 +17,13 @@ T = TypeVar("T")
 RANKS = 2
 
 
+def free_port() -> int:
+    """A port that nobody listens at, for now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def run_ranks(function: Callable[..., T], *arguments: object, ranks: int = RANKS) -> list[T]:
     """What ``function(rank, *arguments)`` returns on each of the ranks.
 
@@ -49,9 +56,7 @@ def run_ranks(function: Callable[..., T], *arguments: object, ranks: int = RANKS
 
 @cache
 def _start(ranks: int) -> tuple[list[BaseProcess], list[Connection]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     context = get_context("spawn")
     processes: list[BaseProcess] = []
     connections = []
