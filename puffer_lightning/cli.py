@@ -35,7 +35,7 @@ from puffer_lightning.callbacks import (
 from puffer_lightning.callbacks.checkpoint_io import consolidate
 from puffer_lightning.distributed import check_same_options, rank
 from puffer_lightning.engines import PPO, RolloutDataModule
-from puffer_lightning.engines.processes import check_processes, ranks_to_launch
+from puffer_lightning.engines.processes import prepare_processes, ranks_to_launch
 from puffer_lightning.errors import ConfigurationError, DisagreementError
 from puffer_lightning.launch import end_rank, end_with_launcher, is_rank, launch, launched_here
 
@@ -249,7 +249,7 @@ class PufferCLI(LightningCLI):
         except (TypeError, ValueError) as problem:
             raise ConfigurationError(f"The options of trainer do not fit: {problem}") from problem
         assert isinstance(trainer, Trainer)
-        check_processes(trainer)
+        prepare_processes(trainer)
         return trainer
 
     @override

@@ -29,6 +29,7 @@ from puffer_lightning.distributed.failures import (
 )
 from puffer_lightning.distributed.gradient_sync import no_sync
 from puffer_lightning.distributed.preemption import Preemption
+from puffer_lightning.distributed.restarts import rejoin
 from puffer_lightning.distributed.seeding import derive_seed, share_seed
 from puffer_lightning.distributed.sharding import Sharding, Split, gathered, shard, split_layers
 
@@ -58,6 +59,7 @@ __all__ = [
     "lost_connection",
     "no_sync",
     "rank",
+    "rejoin",
     "seconds_waited",
     "set_data_parallel",
     "shard",

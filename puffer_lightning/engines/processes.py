@@ -8,12 +8,12 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_warn
 
-from puffer_lightning.distributed import TIMEOUT, TORCH_TIMEOUT, has_backend
+from puffer_lightning.distributed import TIMEOUT, TORCH_TIMEOUT, has_backend, rejoin
 from puffer_lightning.errors import ConfigurationError
 
 
-def check_processes(trainer: Trainer) -> None:
-    """Refuse processes that cannot come together, and let those that do wait for each other not as long.
+def prepare_processes(trainer: Trainer) -> None:
+    """Refuse processes that cannot come together; prepare those that can.
 
     Args:
         trainer: Before it has started any.
@@ -46,6 +46,7 @@ def check_processes(trainer: Trainer) -> None:
         )
     if strategy._timeout == TORCH_TIMEOUT:
         strategy._timeout = TIMEOUT
+    rejoin(backend, strategy._timeout)
 
 
 def ranks_to_launch(trainer: Trainer) -> tuple[int, int, dict[str, str]] | None:

@@ -8,7 +8,7 @@ import pytest
 from lightning.pytorch.strategies import DDPStrategy
 
 from puffer_lightning.distributed import TIMEOUT
-from puffer_lightning.engines.processes import check_processes, ranks_to_launch
+from puffer_lightning.engines.processes import prepare_processes, ranks_to_launch
 from puffer_lightning.errors import ConfigurationError
 from tests.distributed.processes import free_port
 
@@ -36,28 +36,28 @@ def test_torchrun_and_the_trainer_have_to_agree(monkeypatch: pytest.MonkeyPatch)
         ConfigurationError,
         match=r"3 processes were started, but trainer\.devices 2 × trainer\.num_nodes 1 are 2: make these as",
     ):
-        check_processes(trainer())
+        prepare_processes(trainer())
     under_torchrun(monkeypatch, processes=2)
     agreed = trainer()
-    check_processes(agreed)
+    prepare_processes(agreed)
     assert ranks_to_launch(agreed) is None
 
 
 @pytest.mark.parametrize(("backend", "reason"), [("nccl", "needs GPUs"), ("pigeon", "is built without")])
 def test_a_backend_that_is_not_there_is_refused(backend: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"trainer\.strategy is {backend}, which .*{reason}: leave"):
-        check_processes(trainer(strategy=DDPStrategy(process_group_backend=backend)))
+        prepare_processes(trainer(strategy=DDPStrategy(process_group_backend=backend)))
 
 
 def test_more_processes_than_processors_take_turns() -> None:
     with pytest.warns(UserWarning, match=r"trainer\.devices \d+ are more processes than the \d+ processors"):
-        check_processes(trainer(devices=(os.cpu_count() or 1) + 1))
+        prepare_processes(trainer(devices=(os.cpu_count() or 1) + 1))
 
 
 def test_ranks_wait_for_each_other_as_long_as_told() -> None:
     theirs, ours = DDPStrategy(timeout=timedelta(seconds=7)), DDPStrategy()
     for strategy in (theirs, ours):
-        check_processes(trainer(strategy=strategy))
+        prepare_processes(trainer(strategy=strategy))
     assert theirs._timeout == timedelta(seconds=7)
     assert ours._timeout == TIMEOUT
 
