@@ -22,6 +22,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
+from puffer_lightning import scaling
 from puffer_lightning.callbacks import (
     Checkpoint,
     EpisodeWriter,
@@ -181,6 +182,15 @@ class PufferCLI(LightningCLI):
     @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(Checkpoint, "checkpoint")
+
+    @override
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        super()._add_subcommands(parser, **kwargs)
+        # For the help alone, as it is not one of the Trainer's: see main.
+        measures = _Parser()
+        scaling.add_options(measures)
+        assert parser._subcommands_action is not None
+        parser._subcommands_action.add_subcommand("scaling", measures, help=scaling.SUMMARY)
 
     @override
     def _prepare_subcommand_parser(
@@ -365,14 +375,16 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run the command line; what the user can fix ends with one sentence and exit code 2."""
     # Lightning asks torch about pytrees in a way that torch deprecates; nothing a user could do about it.
     warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-    args = sys.argv[1:] if args is None else args
+    args = list(sys.argv[1:] if args is None else args)
     end_with_launcher()
     if launched_here():
         # What the launcher has said already, in setting up the same.
         logging.disable(logging.INFO)
     try:
-        if list(args[:1]) == ["consolidate"]:
+        if args[:1] == ["consolidate"]:
             _consolidate(args[1:])
+        elif args[:1] == ["scaling"] and not {"-h", "--help"} & set(args):
+            scaling.measure(args[1:])
         else:
             PufferCLI(args)
     except (ConfigurationError, MisconfigurationException) as problem:
