@@ -57,6 +57,7 @@ def launch(
                 **os.environ,
                 **environment,
                 "LOCAL_RANK": str(local_rank),
+                "LOCAL_WORLD_SIZE": str(num_ranks),
                 "RANK": str(first_rank + local_rank),
                 _LAUNCHER: str(os.getpid()),
             },

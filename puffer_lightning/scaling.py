@@ -31,9 +31,10 @@ SUMMARY = "Measure how the training speed grows with the number of processes."
 
 _DETAILS = """
 Each size is run with fit, in fresh processes of one thread each; sizes take turns. weak keeps
-data.num_envs environments a process, strong divides them among the processes. Efficiency is the speed over that of the
-smallest size, divided by how many times more processes there are: 1 is perfect. Writes scaling.md, scaling.json
-and scaling.png. Options that are not listed are those of fit, such as --model.gamma.
+data.num_envs environments a process, strong divides them among the processes. Efficiency is the
+speed over that of the smallest size, divided by how many times more processes there are: 1 is
+perfect. Writes scaling.md, scaling.json and scaling.png. Options that are not listed are those of
+fit, such as --model.gamma.
 """
 
 

@@ -1,8 +1,10 @@
 """Lightning callbacks: progress and reports, films, recorded episodes, checkpoints, threads."""
 
 from puffer_lightning.callbacks.checkpoint import Checkpoint, newest_last
+from puffer_lightning.callbacks.communication import CommunicationMonitor
 from puffer_lightning.callbacks.episodes import EpisodeWriter
 from puffer_lightning.callbacks.evaluation import EvaluationReport
+from puffer_lightning.callbacks.gpu import GPUMonitor
 from puffer_lightning.callbacks.progress import Progress
 from puffer_lightning.callbacks.stragglers import Stragglers
 from puffer_lightning.callbacks.threads import Threads
@@ -10,8 +12,10 @@ from puffer_lightning.callbacks.video import Video
 
 __all__ = [
     "Checkpoint",
+    "CommunicationMonitor",
     "EpisodeWriter",
     "EvaluationReport",
+    "GPUMonitor",
     "Progress",
     "Stragglers",
     "Threads",

@@ -28,16 +28,20 @@ from puffer_lightning.distributed.failures import (
     silent_ranks,
 )
 from puffer_lightning.distributed.gradient_sync import no_sync
+from puffer_lightning.distributed.measuring import COLLECTIVES, Communication, CommunicationMeter
 from puffer_lightning.distributed.preemption import Preemption
 from puffer_lightning.distributed.restarts import rejoin
 from puffer_lightning.distributed.seeding import derive_seed, share_seed
 from puffer_lightning.distributed.sharding import Sharding, Split, gathered, shard, split_layers
 
 __all__ = [
+    "COLLECTIVES",
     "TIMEOUT",
     "TORCH_TIMEOUT",
     "CheckpointException",
     "CommHook",
+    "Communication",
+    "CommunicationMeter",
     "Compression",
     "Preemption",
     "Sharding",

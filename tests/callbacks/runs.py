@@ -1,5 +1,9 @@
 """Small runs that the tests of the callbacks share."""
 
+import contextlib
+import io
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,18 @@ def trainer(
     return pl.Trainer(callbacks=list(callbacks), **(defaults | options))
 
 
+@contextlib.contextmanager
+def heard() -> Iterator[io.StringIO]:
+    """What Lightning logs."""
+    handler = logging.StreamHandler(said := io.StringIO())
+    logger = logging.getLogger("lightning.pytorch")
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+
+
 class Break(Callback):
     """Raises an exception in the middle of an iteration (from 0)."""
 
@@ -61,4 +77,4 @@ class Other(pl.LightningModule):
         raise AssertionError
 
 
-__all__ = ["PPO", "STEPS_PER_ITERATION", "Break", "Other", "data", "trainer"]
+__all__ = ["PPO", "STEPS_PER_ITERATION", "Break", "Other", "data", "heard", "trainer"]

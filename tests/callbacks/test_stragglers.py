@@ -1,11 +1,7 @@
 """Two ranks, one of which has slow environments."""
 
-import contextlib
-import io
-import logging
 import re
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +11,7 @@ import gymnasium as gym
 from puffer_lightning.callbacks import Stragglers
 from puffer_lightning.distributed import rank
 from puffer_lightning.ppo import Metrics
-from tests.callbacks.runs import PPO, data, trainer
+from tests.callbacks.runs import PPO, data, heard, trainer
 from tests.distributed.processes import run_ranks
 
 SLOW = 1
@@ -29,18 +25,6 @@ class Sleepy(gym.Wrapper[Any, Any, Any, Any]):
 
 def make(num_envs: int) -> gym.vector.SyncVectorEnv:
     return gym.vector.SyncVectorEnv([lambda: Sleepy(gym.make("CartPole-v1"))] * num_envs)
-
-
-@contextlib.contextmanager
-def heard() -> Iterator[io.StringIO]:
-    """What Lightning logs."""
-    handler = logging.StreamHandler(said := io.StringIO())
-    logger = logging.getLogger("lightning.pytorch")
-    logger.addHandler(handler)
-    try:
-        yield said
-    finally:
-        logger.removeHandler(handler)
 
 
 def fit(this_rank: int, folder: Path) -> tuple[Metrics, list[list[float]], str]:
