@@ -106,12 +106,11 @@ class Learner:
         facts = (rollout.num_steps, rollout.seconds, time.perf_counter() - begin)
         # All that ranks tell one another besides losses and gradients, in one go.
         row = torch.cat([*(of.sums() for of in counted.values()), torch.tensor(facts, dtype=torch.float64)])
-        *sums, of_ranks = (
-            gather_rows(row.to(rollout.rewards.device)).cpu().split([4] * len(counted) + [3], dim=1)
-        )
+        rows = gather_rows(row.to(rollout.rewards.device)).cpu()
+        sums, of_ranks = rows[:, :-3].sum(0).unflatten(0, (len(counted), -1)), rows[:, -3:]
         steps = int(of_ranks[:, 0].sum())
         self.env_steps += steps
-        means = {kind: episode_means(of.sum(0)) for kind, of in zip(counted, sums, strict=True)}
+        means = {kind: episode_means(of) for kind, of in zip(counted, sums, strict=True)}
         named = {f"rollout/{name}": value for name, value in means.pop("").items()}
         named |= {f"rollout/episode_return/{kind}": of["episode_return"] for kind, of in means.items()}
         named |= {f"train/{name}": value for name, value in losses.items()}
