@@ -107,7 +107,7 @@ class Learner:
         # All that ranks tell one another besides losses and gradients, in one go.
         row = torch.cat([*(of.sums() for of in counted.values()), torch.tensor(facts, dtype=torch.float64)])
         rows = gather_rows(row.to(rollout.rewards.device)).cpu()
-        sums, of_ranks = rows[:, :-3].sum(0).unflatten(0, (len(counted), -1)), rows[:, -3:]
+        sums, of_ranks = rows[:, :-3].sum(0).reshape(len(counted), -1), rows[:, -3:]
         steps = int(of_ranks[:, 0].sum())
         self.env_steps += steps
         means = {kind: episode_means(of) for kind, of in zip(counted, sums, strict=True)}

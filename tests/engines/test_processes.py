@@ -1,16 +1,25 @@
 import os
 import socket
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import rank_zero_only
 
 from puffer_lightning.distributed import TIMEOUT
 from puffer_lightning.engines.processes import prepare_processes, ranks_to_launch
 from puffer_lightning.errors import ConfigurationError
 from tests.distributed.processes import free_port
+
+
+@pytest.fixture(autouse=True)
+def _rank_zero_again() -> Iterator[None]:
+    """A Trainer on another machine tells all of Lightning that this is another rank."""
+    yield
+    rank_zero_only.rank = 0  # type: ignore[attr-defined]
 
 
 def trainer(**options: Any) -> pl.Trainer:
