@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -66,17 +65,19 @@ class TestLaunch:
             f"while not os.path.exists(f'{tmp_path}/{{rank}}'): time.sleep(0.01)",
             "time.sleep(0.5)",
         )
-
-        def interrupt() -> None:
+        launching = f"sys.exit(launch({command}, 2, {{}}))"
+        with subprocess.Popen(
+            [sys.executable, "-c", f"import sys; from puffer_lightning.launch import launch; {launching}"],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            start_new_session=True,
+        ) as process:
             while len(list(tmp_path.glob("up*"))) < 2:
+                assert process.poll() is None
                 time.sleep(0.01)
-            os.kill(os.getpid(), number)
-
-        threading.Thread(target=interrupt).start()
-        before = signal.getsignal(number)
-        assert launch(command, 2, {}) == 0
+            # As a terminal does, to all processes that were started from it.
+            os.killpg(process.pid, number)
+            assert process.wait(60) == 0
         assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["!", "!"]
-        assert signal.getsignal(number) == before
 
 
 def start_two(launcher: str, folder: Path, fault: str, failing: int, seconds: float) -> subprocess.Popen[str]:
