@@ -34,10 +34,10 @@ from puffer_lightning.callbacks import (
     newest_last,
 )
 from puffer_lightning.callbacks.checkpoint_io import consolidate
-from puffer_lightning.distributed import check_same_options, rank
+from puffer_lightning.distributed import check_same_options
 from puffer_lightning.engines import PPO, RolloutDataModule
 from puffer_lightning.engines.processes import prepare_processes, ranks_to_launch
-from puffer_lightning.errors import ConfigurationError, DisagreementError
+from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.launch import end_rank, end_with_launcher, is_rank, launch, launched_here
 
 _TRAINER_DEFAULTS = {
@@ -390,8 +390,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except (ConfigurationError, MisconfigurationException) as problem:
         if is_rank():
             end_rank(problem, str(problem))
-        if not isinstance(problem, DisagreementError) or rank() == 0:
-            print(f"error: {problem}", file=sys.stderr)
+        print(f"error: {problem}", file=sys.stderr)
         sys.exit(2)
     except Exception as failure:
         if is_rank():

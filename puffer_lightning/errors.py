@@ -7,7 +7,3 @@ class ConfigurationError(ValueError):
     The message is one sentence that names the option and the fix. The command line prints it without a
     traceback and exits with code 2; in Python it is an ordinary ``ValueError``.
     """
-
-
-class DisagreementError(ConfigurationError):
-    """The ranks were given different things; raised on all of them alike, so that one may speak for all."""

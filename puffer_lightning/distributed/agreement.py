@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from puffer_lightning.distributed.collectives import gather, world_size
-from puffer_lightning.errors import DisagreementError
+from puffer_lightning.errors import ConfigurationError
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -24,7 +24,7 @@ def check_same_options(options: Mapping[str, object]) -> None:
         options: By name, nested at will; values that JSON does not know are compared by their ``repr``.
 
     Raises:
-        DisagreementError: On every rank; it names the options that differ, with their values.
+        ConfigurationError: On every rank; it names the options that differ, with their values.
     """
     here = dict(_flatten(options))
     digest = hashlib.sha256(json.dumps(here, sort_keys=True).encode()).hexdigest()
@@ -36,7 +36,7 @@ def check_same_options(options: Mapping[str, object]) -> None:
         values = [of_rank.get(name, "not given") for of_rank in of_ranks]
         if other := next((r for r, value in enumerate(values) if value != values[0]), 0):
             differing.append(f"{name} is {values[0]} on rank 0 and {values[other]} on rank {other}")
-    raise DisagreementError(
+    raise ConfigurationError(
         f"The ranks were started with different options: {', '.join(differing)}; "
         "start all of them with the same command and configuration."
     )

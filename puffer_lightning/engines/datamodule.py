@@ -179,10 +179,10 @@ class RolloutDataModule(L.LightningDataModule):
             ConfigurationError: They cannot be made or stepped as asked for, or are not as many.
         """
         if shares_data() and (self.overlap == "first_ready" or self.preempt_at is not None):
-            name, instead = ("overlap", " or halves") if self.overlap else ("preempt_at", "")
+            name, instead = ("overlap", "halves or null") if self.overlap else ("preempt_at", "null")
             raise ConfigurationError(
                 f"{name} {self.overlap or self.preempt_at} does not go with tensor_parallel_size above 1, "
-                f"whose ranks act on the same environments in the same order: set {name} to null{instead}."
+                f"whose ranks act on the same environments in the same order: set {name} to {instead}."
             )
         env = self._environment("train", self.num_envs, self.num_envs // 2 if self.overlap else None)
         if env.num_envs != self.num_envs:

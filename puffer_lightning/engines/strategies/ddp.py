@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from puffer_lightning.distributed import CommHook, Compression
+from puffer_lightning.engines.strategies.names import take_names
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy
 
@@ -87,12 +88,5 @@ class FabricDDP(_Options, FabricDDPStrategy):
         return self._prepare(super().setup_module(module))
 
 
-def _register(registry: Any, theirs: type, ours: type) -> None:
-    """Let each name that stands for Lightning's strategy (ddp, ddp_notebook, ...) stand for ours."""
-    for name, entry in list(registry.items()):
-        if entry["strategy"] is theirs:
-            registry.register(name, ours, entry["description"], override=True, **entry["init_params"])
-
-
-_register(StrategyRegistry, DDPStrategy, DDP)
-_register(STRATEGY_REGISTRY, FabricDDPStrategy, FabricDDP)
+take_names(StrategyRegistry, DDPStrategy, DDP)
+take_names(STRATEGY_REGISTRY, FabricDDPStrategy, FabricDDP)

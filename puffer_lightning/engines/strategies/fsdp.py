@@ -13,6 +13,7 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, St
 from typing_extensions import override
 
 from puffer_lightning.distributed import CheckpointException, Sharding, set_data_parallel, shard, split_layers
+from puffer_lightning.engines.strategies.names import take_names
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy
 
@@ -175,14 +176,7 @@ class FabricFSDP(Sharded, FabricModelParallelStrategy):
         return policy
 
 
-def _register(registry: Any, theirs: type, ours: type) -> None:
-    """Let each name that stands for Lightning's strategy (fsdp, fsdp_cpu_offload) stand for ours."""
-    for name, entry in list(registry.items()):
-        if entry["strategy"] is theirs:
-            registry.register(name, ours, entry["description"], override=True, **entry["init_params"])
-
-
-_register(StrategyRegistry, FSDPStrategy, FSDP)
-_register(STRATEGY_REGISTRY, FabricFSDPStrategy, FabricFSDP)
+take_names(StrategyRegistry, FSDPStrategy, FSDP)
+take_names(STRATEGY_REGISTRY, FabricFSDPStrategy, FabricFSDP)
 # By these names the Trainer knows what to refuse on a CPU.
 FSDPStrategy.get_registered_strategies().clear()

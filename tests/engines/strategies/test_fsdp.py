@@ -163,6 +163,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(
         ("data_parallel_size 1 × tensor_parallel_size 3 is not", {"tensor_parallel_size": 3}, {}),
         ("LSTMPolicy has none: set it to 1", divided, {"policy": LSTMPolicy}),
         ("a multiple of 2", divided, {"policy": partial(TransformerPolicy, num_heads=1)}),
+        ("set preempt_at to null", divided, {"preempt_at": 0.5}),
         ("set overlap to halves", divided, {"env": "Acrobot-v1", "num_workers": 2, "overlap": "first_ready"}),
     ]
     for message, strategy, options in cases:
