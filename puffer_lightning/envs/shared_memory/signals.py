@@ -5,11 +5,13 @@ has seen nothing for that long sleeps, on a pipe, and only who sleeps is sent a 
 while both are busy, no processor time while one is not.
 """
 
+import os
 import select
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
+from functools import partial
 from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any
@@ -21,6 +23,9 @@ STEP, MESSAGE = 0, 1
 
 # How long the trainer sleeps before it looks for itself, whatever it was told; a worker, ten times as long.
 NAP_SECONDS = 0.1
+
+# To whoever else wants this processor, such as the other side, which then need not be woken.
+_give_way: Callable[[], object] = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 _LOCK = Lock()
 _LOCK.acquire()
@@ -75,6 +80,7 @@ class Watch:
         seconds = self._seconds if self._times % 32 else self._longest
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
+            _give_way()
             if ready():
                 self._seconds = self._longest
                 return True

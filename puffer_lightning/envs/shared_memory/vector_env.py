@@ -39,8 +39,8 @@ from puffer_lightning.errors import ConfigurationError
 
 Flags = NDArray[np.bool_]
 
-# The longest to watch for the other side before sleeping, where there is a processor to spare for that. Where
-# none is, who watches keeps the other from being done.
+# The longest to watch for the other side before sleeping, where each worker has a processor. Where they take
+# turns, who watches keeps the others from being done.
 _WATCH_SECONDS = 500e-6
 
 
@@ -140,7 +140,7 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         spaces = self.single_observation_space, self.single_action_space, self.num_envs, len(slices)
         memory = SharedBatch.allocate(starts, *spaces)
         self._batch = SharedBatch(memory, *spaces)
-        seconds = _WATCH_SECONDS if cores > len(slices) else 0.0
+        seconds = _WATCH_SECONDS if cores >= len(slices) else 0.0
         jobs = [
             Job(
                 worker,
