@@ -32,7 +32,7 @@ def prepare_processes(trainer: Trainer) -> None:
             f"trainer.num_nodes {nodes} are {devices * nodes}: make these as many."
         )
     on_cuda = strategy.root_device.type == "cuda"
-    backend = strategy.process_group_backend or ("nccl" if on_cuda else "gloo")
+    backend = getattr(strategy, "process_group_backend", None) or ("nccl" if on_cuda else "gloo")
     if not has_backend(backend) or (backend == "nccl" and not on_cuda):
         raise ConfigurationError(
             f"process_group_backend of trainer.strategy is {backend}, which "
@@ -44,9 +44,9 @@ def prepare_processes(trainer: Trainer) -> None:
             f"trainer.devices {devices} are more processes than the {processors} processors here: they will "
             "take turns.",
         )
-    if strategy._timeout == TORCH_TIMEOUT:
+    if getattr(strategy, "_timeout", None) == TORCH_TIMEOUT:
         strategy._timeout = TIMEOUT
-    rejoin(backend, strategy._timeout)
+    rejoin(backend, getattr(strategy, "_timeout", TIMEOUT))
 
 
 def ranks_to_launch(trainer: Trainer) -> tuple[int, int, dict[str, str]] | None:
