@@ -2,9 +2,9 @@
 
     python benchmarks/strategies.py
 
-Each run trains a small transformer for three iterations of the same size over all processes. The table,
-``benchmarks/results/strategies.md``, holds the last value loss and the seconds that the whole command took: under
-one strategy and number of processes, all ways to start it should agree on the loss.
+Each run trains a small transformer for three iterations of the same size over all processes. The table in
+``benchmarks/results/strategies.md`` holds the last value loss and the seconds of the whole command: under one
+strategy and number of processes, all ways to start it should agree on the loss.
 """
 
 import csv
