@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS ?= dev
 
-.PHONY: train test test-fast lint types imports check framework-benchmark stepping-benchmark collecting-benchmark curve notebook wheel constraints clean
+.PHONY: train test test-fast lint types imports check framework-benchmark stepping-benchmark collecting-benchmark device-benchmark strategies curve notebook wheel constraints clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +41,12 @@ stepping-benchmark: $(VENV)/.installed  ## Measure stepping in worker processes,
 
 collecting-benchmark: $(VENV)/.installed  ## Measure rollouts whose environments step while the policy acts.
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/collecting.py
+
+device-benchmark: $(VENV)/.installed  ## Measure environments in torch against gymnasium's vectorised CartPole.
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/device_stepping.py
+
+strategies: $(VENV)/.installed  ## Train under each strategy, started in each way, on 1, 2 and 4 processes.
+	$(BIN)/python benchmarks/strategies.py
 
 curve: $(VENV)/.installed  ## Train five seeds and draw their curves.
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/solve.py
