@@ -288,7 +288,8 @@ class PufferCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Refuse what cannot work before any other process starts."""
-        ranks = self.trainer.num_devices * self.trainer.num_nodes
+        processes = self.trainer.num_devices * self.trainer.num_nodes
+        ranks = max(1, processes // getattr(self.trainer.strategy, "tensor_parallel_size", 1))
         self.model.config.check_sizes(self.datamodule.horizon, self.datamodule.envs_of_each(ranks))
 
     def after_fit(self) -> None:

@@ -69,6 +69,21 @@ def test_devices_alone_start_the_other_ranks() -> None:
     assert_one_run_of_two_ranks(said)
 
 
+def test_ranks_that_share_environments_split_them_with_nobody() -> None:
+    [said] = run_together(
+        [
+            [
+                *(sys.executable, "-m", "puffer_lightning", "fit", *QUICK),
+                *("--data.num_envs=1", "--data.split_envs=true", "--data.total_timesteps=32"),
+                *("--model.policy=puffer_lightning.policies.TransformerPolicy", "--model.num_minibatches=1"),
+                *("--model.policy.hidden_size=16", "--model.policy.num_blocks=1", "--trainer.devices=2"),
+                *("--trainer.strategy=FSDP", "--trainer.strategy.tensor_parallel_size=2"),
+            ]
+        ]
+    )
+    assert said.count("evaluation after 32 steps") == 1
+
+
 def test_torchrun_starts_all_ranks() -> None:
     [said] = run_together([[TORCHRUN, "--standalone", "--nproc-per-node=2", *FIT, "--trainer.devices=2"]])
     assert_one_run_of_two_ranks(said)

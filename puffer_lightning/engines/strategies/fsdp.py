@@ -57,6 +57,7 @@ class Sharded:
             activation_checkpointing,
             unshard_for_rollout,
         )
+        self.tensor_parallel_size = tensor_parallel_size
         self._sizes = data_parallel_size, tensor_parallel_size
 
     def setup_environment(self) -> None:
