@@ -16,6 +16,7 @@ import yaml
 from nbclient import NotebookClient
 
 from tests.commandline import QUICK, STEPS_PER_ITERATION, metrics
+from tests.distributed.processes import free_port
 from tests.docs.documents import ROOT, blocks
 
 STEPS = 2 * 2 * STEPS_PER_ITERATION
@@ -29,13 +30,6 @@ pytestmark = pytest.mark.slow
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def run_together(commands: list[list[str]], environments: list[dict[str, str]] | None = None) -> list[str]:

@@ -9,7 +9,7 @@ from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
-from puffer_lightning.callbacks.protocols import ppo_parts
+from puffer_lightning.callbacks.protocols import log_metrics, ppo_parts
 from puffer_lightning.distributed import (
     COLLECTIVES,
     Communication,
@@ -80,11 +80,7 @@ class CommunicationMonitor(Callback):
         self._meter = None
         metrics = _over_ranks(measured, pl_module.device)
         self._measured.append(metrics)
-        named = {f"communication/{name}": value for name, value in metrics.items()}
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in named.items()})
-        module, _ = ppo_parts(trainer, self)
-        for logger in trainer.loggers:
-            logger.log_metrics(named, step=module.env_steps)
+        log_metrics(trainer, self, {f"communication/{name}": value for name, value in metrics.items()})
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

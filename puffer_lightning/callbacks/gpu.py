@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
-from puffer_lightning.callbacks.protocols import ppo_parts
+from puffer_lightning.callbacks.protocols import log_metrics, ppo_parts
 from puffer_lightning.distributed import gather_rows
 from puffer_lightning.errors import ConfigurationError
 
@@ -72,10 +72,7 @@ class GPUMonitor(Callback):
         if number:
             metrics["gpu/utilization"] = utilization / number
             self._utilizations.append(utilization / number)
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
-        module, _ = ppo_parts(trainer, self)
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=module.env_steps)
+        log_metrics(trainer, self, metrics)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

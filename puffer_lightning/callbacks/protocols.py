@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol, cast, runtime_checkable
 
+import torch
 from lightning.pytorch import Callback, Trainer
 
 from puffer_lightning.envs import EnvSource, EnvWrapper
@@ -57,6 +58,20 @@ def ppo_parts(trainer: Trainer, callback: Callback) -> tuple[PPOModule, RolloutD
             "give the Trainer these two, or take the callback out of trainer.callbacks."
         )
     return cast(PPOModule, module), data
+
+
+def log_metrics(trainer: Trainer, callback: Callback, metrics: dict[str, float]) -> None:
+    """Log what a callback has measured, at the run's environment steps; ``callback_metrics`` has it, too.
+
+    Args:
+        trainer: In training.
+        callback: Which one.
+        metrics: By their logged names.
+    """
+    trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
+    module, _ = ppo_parts(trainer, callback)
+    for logger in trainer.loggers:
+        logger.log_metrics(metrics, step=module.env_steps)
 
 
 def env_name(env: EnvSource) -> str:

@@ -28,6 +28,7 @@ class Sharded:
     """
 
     device_mesh: "DeviceMesh"
+    _data_parallel_size: Literal["auto"] | int
     num_nodes: int
     num_processes: int
     root_device: torch.device
@@ -58,7 +59,6 @@ class Sharded:
             unshard_for_rollout,
         )
         self.tensor_parallel_size = tensor_parallel_size
-        self._sizes = data_parallel_size, tensor_parallel_size
 
     def setup_environment(self) -> None:
         """Arrange the ranks in a mesh, data-parallel × tensor-parallel.
@@ -67,7 +67,7 @@ class Sharded:
             ConfigurationError: Their number is not the product of the two sizes.
         """
         ranks = self.num_nodes * self.num_processes
-        rows, columns = self._sizes
+        rows, columns = self._data_parallel_size, self.tensor_parallel_size
         if rows == "auto":
             rows = max(1, ranks // columns)
         if rows * columns != ranks:

@@ -38,7 +38,7 @@ def fit(
     """Train, resumed from ckpt_path if given; what the policy and the optimizer hold then."""
     L.seed_everything(1, verbose=False)
     strategy = FSDP(**strategy) if isinstance(strategy, dict) else strategy
-    groups = max(1, ranks // getattr(strategy, "_sizes", (1, 1))[1])
+    groups = max(1, ranks // getattr(strategy, "tensor_parallel_size", 1))
     data = RolloutDataModule(
         env,
         num_envs=ENVS // groups,
