@@ -5,6 +5,7 @@ left behind when rank 0 has given up, and each rank prints what it saw of anothe
 torchrun, the process that watches does not train.
 """
 
+import atexit
 import os
 import signal
 import subprocess
@@ -142,6 +143,18 @@ def end_rank(failure: Exception, sentence: str | None = None) -> NoReturn:
         print(message, file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(code)
+
+
+def end_well() -> None:
+    """End a rank that has done its work, if a launcher waits for it: an exit without its very last part.
+
+    gloo's threads may abort a process while the interpreter is taken apart, after everything was done.
+    """
+    if launched_here() or "TORCHELASTIC_RUN_ID" in os.environ:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _outlive(parent: int) -> None:
