@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from puffer_lightning.distributed import (
     explanation,
     is_first_failure,
+    let_others_notice,
     lost_connection,
     rank,
     seconds_waited,
@@ -142,6 +143,7 @@ def end_rank(failure: Exception, sentence: str | None = None) -> NoReturn:
     if is_first_failure():
         print(message, file=sys.stderr, flush=True)
     sys.stdout.flush()
+    let_others_notice()
     os._exit(code)
 
 

@@ -39,6 +39,19 @@ def is_first_failure() -> bool:
     return _within_seconds(lambda: _get_default_store().add("failures", 1) == 1, default=True)
 
 
+def let_others_notice() -> None:
+    """Stay, on the rank that keeps what ranks share, until all that fail have said so, or some seconds."""
+    if not dist.is_initialized() or rank() > 0:
+        return
+
+    def wait() -> None:
+        store = _get_default_store()
+        while store.add("failures", 0) < world_size():
+            time.sleep(0.05)
+
+    _within_seconds(wait, default=None)
+
+
 def lost_connection(failure: BaseException) -> bool:
     """Whether a rank failed only because another one did, or does not answer."""
     return any(
