@@ -148,11 +148,11 @@ def end_rank(failure: Exception, sentence: str | None = None) -> NoReturn:
 
 
 def end_well() -> None:
-    """End a rank that has done its work, if a launcher waits for it: an exit without its very last part.
+    """End a process that has done its work, if it is one of several ranks: an exit without its very last part.
 
     gloo's threads may abort a process while the interpreter is taken apart, after everything was done.
     """
-    if launched_here() or "TORCHELASTIC_RUN_ID" in os.environ:
+    if is_rank():
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,8 +1,8 @@
 """A rank that trains nothing: it adds numbers up with the others, and fails as told.
 
-    python -m tests.faulty_rank FAULT RANK SECONDS FOLDER
+    python -m tests.faulty_rank FAULT RANK SECONDS FOLDER THROUGH
 
-It leaves its process id in the folder.
+It leaves its process id in the folder. THROUGH is memory or gloo.
 """
 
 import os
@@ -16,11 +16,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from puffer_lightning.distributed import global_sum
+from puffer_lightning.distributed.exchange import exchange_for
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.launch import end_rank, end_with_launcher
 
 
-def main(fault: str, failing: int, seconds: float, folder: Path) -> None:
+def main(fault: str, failing: int, seconds: float, folder: Path, through: str) -> None:
     end_with_launcher()
     rank, of_all = int(os.environ["RANK"]), failing < 0
     (folder / str(os.getpid())).touch()
@@ -32,7 +34,11 @@ def main(fault: str, failing: int, seconds: float, folder: Path) -> None:
         for step in range(10**6):
             if step == 3 and (of_all or rank == failing):
                 fail(fault)
-            dist.all_reduce(torch.ones(1))
+            if through == "memory":
+                assert exchange_for(torch.ones(1)) is not None
+                global_sum(torch.ones(1))
+            else:
+                dist.all_reduce(torch.ones(1))
     except ConfigurationError as problem:
         end_rank(problem, str(problem))
     except Exception as failure:
@@ -55,4 +61,4 @@ def fail(fault: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])

@@ -81,8 +81,9 @@ class TestLaunch:
 
 
 def start_two(launcher: str, folder: Path, fault: str, failing: int, seconds: float) -> subprocess.Popen[str]:
-    """Two of ``tests.faulty_rank``, by our launcher or by torchrun."""
-    arguments = ["-m", "tests.faulty_rank", fault, str(failing), str(seconds), str(folder)]
+    """Two of ``tests.faulty_rank``, by our launcher, through memory, or by torchrun, through gloo."""
+    through = "gloo" if launcher == "torchrun" else "memory"
+    arguments = ["-m", "tests.faulty_rank", fault, str(failing), str(seconds), str(folder), through]
     if launcher == "torchrun":
         command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *arguments]
     else:

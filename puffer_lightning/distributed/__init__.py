@@ -17,6 +17,7 @@ from puffer_lightning.distributed.collectives import (
     world_size,
 )
 from puffer_lightning.distributed.compression import CommHook, Compression
+from puffer_lightning.distributed.exchange import exchange_gradients
 from puffer_lightning.distributed.failures import (
     TIMEOUT,
     TORCH_TIMEOUT,
@@ -53,6 +54,7 @@ __all__ = [
     "clip_grad_norm",
     "data_parallel",
     "derive_seed",
+    "exchange_gradients",
     "explanation",
     "gather",
     "gather_rows",

@@ -10,6 +10,8 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
+from puffer_lightning.distributed.exchange import Exchange, exchange_for
+
 T = TypeVar("T")
 
 _data_parallel: dist.ProcessGroup | None = None
@@ -62,7 +64,9 @@ def global_sum(tensor: Tensor) -> Tensor:
     Returns:
         ``tensor`` itself, now equal on every rank.
     """
-    if world_size() > 1:
+    if exchange := _exchange_for(tensor):
+        exchange.sum(tensor)
+    elif world_size() > 1:
         dist.all_reduce(tensor, group=_data_parallel)
     return tensor
 
@@ -94,9 +98,15 @@ def gather_rows(row: Tensor) -> Tensor:
     Returns:
         ``[ranks, K]``.
     """
+    if exchange := _exchange_for(row):
+        return exchange.gather(row).clone()
     rows = row.new_empty(world_size(), len(row))
     if world_size() > 1:
         dist.all_gather(list(rows.unbind()), row, group=_data_parallel)
     else:
         rows[0] = row
     return rows
+
+
+def _exchange_for(tensor: Tensor) -> Exchange | None:
+    return exchange_for(tensor) if world_size() > 1 and _data_parallel is None else None

@@ -16,6 +16,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.autograd.profiler import profile
 
 from puffer_lightning.distributed.collectives import world_size
+from puffer_lightning.distributed.exchange import NAME
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "other")
 
@@ -100,7 +101,7 @@ def summarize(events: Iterable[Any], iteration_seconds: float) -> Communication:
     under_way: list[Interval] = []
     computing: list[Interval] = []
     for event in events:
-        if event.device_type() == DeviceType.CPU and event.name().startswith(("gloo:", "nccl:")):
+        if event.device_type() == DeviceType.CPU and event.name().startswith(("gloo:", "nccl:", f"{NAME}:")):
             name = _take_kind(event, calls)
             traffic = measured.traffic[name]
             traffic.count += 1

@@ -10,7 +10,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from puffer_lightning.distributed import CommHook, Compression
+from puffer_lightning.distributed import CommHook, Compression, exchange_gradients
 from puffer_lightning.engines.strategies.names import take_names
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy
@@ -46,6 +46,8 @@ class _Options:
             wrapped.broadcast_buffers = False
         if self.compression is not None:
             self.compression.register(wrapped)
+        else:
+            exchange_gradients(wrapped)
         return wrapped
 
 

@@ -5,30 +5,22 @@ has seen nothing for that long sleeps, on a pipe, and only who sleeps is sent a 
 while both are busy, no processor time while one is not.
 """
 
-import os
 import select
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
-from functools import partial
 from multiprocessing.connection import Connection
-from threading import Lock
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from puffer_lightning.sharing import fence, give_way, words
 
 STEP, MESSAGE = 0, 1
 
 # How long the trainer sleeps before it looks for itself, whatever it was told; a worker, ten times as long.
 NAP_SECONDS = 0.1
-
-# To whoever else wants this processor, such as the other side, which then need not be woken.
-_give_way: Callable[[], object] = getattr(os, "sched_yield", partial(time.sleep, 0))
-
-_LOCK = Lock()
-_LOCK.acquire()
 
 
 class Command(IntEnum):
@@ -46,16 +38,6 @@ class Reply(IntEnum):
     KIND = 1
     WORKER_SLEEPS = 2
     CURRENT_ROW = 3
-
-
-def fence() -> None:
-    """Let no store or load cross this line, as seen by the other process.
-
-    Python has no memory fence of its own, but a lock is released and acquired with atomic instructions: full
-    fences on x86, and on ARM a release followed by an acquire, which stay in order.
-    """
-    _LOCK.release()
-    _LOCK.acquire()
 
 
 class Watch:
@@ -80,17 +62,13 @@ class Watch:
         seconds = self._seconds if self._times % 32 else self._longest
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            _give_way()
+            # The other side may need this processor, and then need not be woken.
+            give_way()
             if ready():
                 self._seconds = self._longest
                 return True
         self._seconds = 0.0
         return False
-
-
-def words(line: NDArray[Any]) -> "memoryview[int]":
-    """A cache line as a memoryview of its words, the fastest thing to read and write them through."""
-    return memoryview(line)  # type: ignore[arg-type]
 
 
 def read_message(connection: Connection) -> bytes:

@@ -13,8 +13,9 @@ from gymnasium.vector.utils import clear_mpi_env_vars
 
 from puffer_lightning.envs.shared_memory.faults import EnvironmentFaultError, Fault, WorkerError
 from puffer_lightning.envs.shared_memory.layout import SharedBatch
-from puffer_lightning.envs.shared_memory.signals import NAP_SECONDS, Command, Reply, TrainerEnd, Watch, fence
+from puffer_lightning.envs.shared_memory.signals import NAP_SECONDS, Command, Reply, TrainerEnd, Watch
 from puffer_lightning.envs.shared_memory.worker import Job, Request, work
+from puffer_lightning.sharing import fence
 
 # Importing a simulator in many processes at once, on a slow disk, may take minutes.
 _START_SECONDS = 300.0

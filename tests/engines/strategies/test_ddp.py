@@ -90,7 +90,9 @@ def collectives(rank: int, engine: Engine, strategy: dict[str, Any], options: di
     """How often each collective ran in one iteration, those that DDP starts by itself included."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         train(engine, strategy, options, num_iterations=1)
-    return Counter(event.name for event in profiler.events() if event.name.startswith("gloo:"))
+    return Counter(
+        event.name for event in profiler.events() if event.name.startswith(("gloo:", "shared_memory:"))
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -106,7 +108,7 @@ def test_an_optimizer_step_reduces_gradients_once_and_broadcasts_nothing() -> No
         run_ranks(collectives, "fabric", {}, {"update_epochs": epochs, "normalize_observations": True})[0]
         for epochs in (EPOCHS, EPOCHS + 3)
     )
-    assert many - few == Counter({"gloo:all_reduce": 3 * MINIBATCHES})
+    assert many - few == Counter({"shared_memory:all_reduce": 3 * MINIBATCHES})
 
 
 def settings(rank: int) -> dict[str, Any]:
