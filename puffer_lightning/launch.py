@@ -148,7 +148,7 @@ def end_rank(failure: Exception, sentence: str | None = None) -> NoReturn:
 
 
 def end_well() -> None:
-    """End a process that has done its work, if it is one of several ranks: an exit without its very last part.
+    """End this process, if it is one of several ranks, after its work: an exit without its very last part.
 
     gloo's threads may abort a process while the interpreter is taken apart, after everything was done.
     """
