@@ -38,7 +38,7 @@ from puffer_lightning.distributed import check_same_options
 from puffer_lightning.engines import PPO, RolloutDataModule
 from puffer_lightning.engines.processes import prepare_processes, ranks_to_launch
 from puffer_lightning.errors import ConfigurationError
-from puffer_lightning.launch import end_rank, end_well, end_with_launcher, is_rank, launch, launched_here
+from puffer_lightning.launch import end_rank, end_with_launcher, is_rank, launch, launched_here
 
 _TRAINER_DEFAULTS = {
     "max_epochs": -1,
@@ -388,7 +388,6 @@ def main(args: Sequence[str] | None = None) -> None:
             scaling.measure(args[1:])
         else:
             PufferCLI(args)
-            end_well()
     except (ConfigurationError, MisconfigurationException) as problem:
         if is_rank():
             end_rank(problem, str(problem))

@@ -5,7 +5,6 @@ left behind when rank 0 has given up, and each rank prints what it saw of anothe
 torchrun, the process that watches does not train.
 """
 
-import atexit
 import os
 import signal
 import subprocess
@@ -145,18 +144,6 @@ def end_rank(failure: Exception, sentence: str | None = None) -> NoReturn:
     sys.stdout.flush()
     let_others_notice()
     os._exit(code)
-
-
-def end_well() -> None:
-    """End this process, if it is one of several ranks, after its work: an exit without its very last part.
-
-    gloo's threads may abort a process while the interpreter is taken apart, after everything was done.
-    """
-    if is_rank():
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
 
 
 def _outlive(parent: int) -> None:

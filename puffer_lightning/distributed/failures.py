@@ -1,5 +1,6 @@
 """What a failing rank can know of the others: whether it is the first to fail, and who does not answer."""
 
+import atexit
 import contextlib
 import re
 import threading
@@ -20,6 +21,7 @@ TORCH_TIMEOUT = default_pg_timeout
 """The same as torch and Lightning have it."""
 
 _ANSWER_SECONDS = 3.0
+_LET_GO_SECONDS = 0.2
 T = TypeVar("T")
 
 
@@ -99,6 +101,13 @@ def explanation(failure: BaseException) -> str | None:
             "them, or raise the timeout of trainer.strategy."
         )
     return None
+
+
+@atexit.register
+def _let_threads_let_go() -> None:
+    """Give gloo's threads the interpreter once more: without it, what they sent last aborts the process."""
+    if dist.is_initialized():
+        time.sleep(_LET_GO_SECONDS)
 
 
 def _chain(failure: BaseException) -> Iterator[BaseException]:

@@ -1,5 +1,8 @@
 """Failures as torch reports them, and what they mean; whole runs that fail are in tests/test_launch.py."""
 
+import os
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -76,3 +79,23 @@ def test_one_of_several_ranks_is_the_first_to_fail() -> None:
 def test_backends_are_known() -> None:
     assert has_backend("gloo")
     assert not has_backend("carrier_pigeon")
+
+
+_ENDS_AT_ONCE = """
+import puffer_lightning.distributed, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for _ in range(3):
+    dist.all_reduce(torch.ones(1000))
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_may_end_right_after_it_has_sent_something() -> None:
+    def start(port: int, rank: int) -> subprocess.Popen[bytes]:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | place
+        return subprocess.Popen([sys.executable, "-c", _ENDS_AT_ONCE], env=environment)
+
+    for _ in range(3):
+        pairs = [(start(port, 0), start(port, 1)) for port in (free_port(), free_port())]
+        assert [process.wait(60) for pair in pairs for process in pair] == [0] * 4
