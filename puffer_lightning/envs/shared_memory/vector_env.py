@@ -30,7 +30,7 @@ from puffer_lightning.envs.shared_memory.faults import (
     Fault,
     WorkerError,
 )
-from puffer_lightning.envs.shared_memory.infos import merge_infos
+from puffer_lightning.envs.shared_memory.infos import final_infos, merge_infos
 from puffer_lightning.envs.shared_memory.layout import SharedBatch, check_space, tree_leaves, tree_map
 from puffer_lightning.envs.shared_memory.stepping import Outcome
 from puffer_lightning.envs.shared_memory.supervisor import Supervisor
@@ -131,6 +131,8 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self.faults: list[Fault] = []
         self._seeds: list[int | None] = [None] * self.num_envs
         self._pending: list[int] = []
+        # Not copies, so they need not be made each time.
+        self._views: dict[tuple[int, ...], tuple[NDArray[np.intp], Any]] = {}
 
         self._describe(env_fns[0])
         starts = multiprocessing.get_context(context)
@@ -211,7 +213,7 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             self._supervisor.tell(worker, requests[worker])
         self._pending.extend(workers)
         outcomes = self._wait(workers, len(workers), requests)
-        infos = merge_infos(np.arange(self.num_envs), list(outcomes.values()), self._batch, final=False)
+        infos = merge_infos(np.arange(self.num_envs), list(outcomes.values()), {})
         return self._own(self._batch.observations), infos
 
     @override
@@ -283,18 +285,30 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             outcomes = self._wait(self._pending, self._batch_workers)
         else:
             outcomes = self._wait(workers, len(workers))
-        batch = self._batch
-        ids = np.concatenate([self._slices[worker] for worker in sorted(outcomes)])
-        consecutive = len(outcomes) > max(outcomes) - min(outcomes)
-        rows = slice(int(ids[0]), int(ids[-1]) + 1) if consecutive else ids
-        same_step = self._mode is AutoresetMode.SAME_STEP
+        ids, views = self._rows_of(tuple(sorted(outcomes)))
+        observations, rewards, terminated, truncated = self._own(views)
+        said = list(outcomes.values())
         infos: dict[str, Any] = {}
-        if any(outcomes.values()) or (same_step and (batch.terminated[rows] | batch.truncated[rows]).any()):
-            infos = merge_infos(ids, list(outcomes.values()), batch, final=same_step)
+        if self._mode is AutoresetMode.SAME_STEP and (ended := terminated | truncated).any():
+            infos = final_infos(ids, ended, self._batch)
+        if any(said):
+            infos = merge_infos(ids, said, infos)
+        return Received(ids, observations, rewards, terminated, truncated, infos)
+
+    def _rows_of(self, workers: tuple[int, ...]) -> tuple[NDArray[np.intp], Any]:
+        """The environments of some workers, ascending, and their parts of what is shared."""
+        if workers in self._views:
+            return self._views[workers]
+        batch = self._batch
+        ids = np.concatenate([self._slices[worker] for worker in workers])
+        consecutive = len(workers) > workers[-1] - workers[0]
+        rows = slice(int(ids[0]), int(ids[-1]) + 1) if consecutive else ids
         arrays = batch.observations, batch.rewards, batch.terminated, batch.truncated
         views = tree_map(lambda leaf: leaf[rows], arrays)
-        observations, rewards, terminated, truncated = self._own(views)
-        return Received(ids, observations, rewards, terminated, truncated, infos)
+        if consecutive:
+            ids.flags.writeable = False
+            self._views[workers] = ids, views
+        return ids, views
 
     def _wait(
         self, workers: Sequence[int], count: int, requests: dict[int, Any] | None = None
