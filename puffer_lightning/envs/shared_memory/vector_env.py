@@ -293,7 +293,7 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             infos = final_infos(ids, ended, self._batch)
         if any(said):
             infos = merge_infos(ids, said, infos)
-        return Received(ids, observations, rewards, terminated, truncated, infos)
+        return Received(ids.copy(), observations, rewards, terminated, truncated, infos)
 
     def _rows_of(self, workers: tuple[int, ...]) -> tuple[NDArray[np.intp], Any]:
         """The environments of some workers, ascending, and their parts of what is shared."""
@@ -306,7 +306,6 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         arrays = batch.observations, batch.rewards, batch.terminated, batch.truncated
         views = tree_map(lambda leaf: leaf[rows], arrays)
         if consecutive:
-            ids.flags.writeable = False
             self._views[workers] = ids, views
         return ids, views
 
