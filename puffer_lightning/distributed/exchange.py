@@ -157,8 +157,9 @@ def exchange_for(tensor: Tensor) -> Exchange | None:
 
 
 def exchange_gradients(model: DistributedDataParallel) -> None:
-    """Let DDP average the gradients of ``model`` through memory, where that can be, and as ever elsewhere."""
-    model.register_comm_hook(None, _average)
+    """Let DDP average gradients on the CPU through memory, where that can be, and as ever elsewhere."""
+    if model.device_type == "cpu":
+        model.register_comm_hook(None, _average)
 
 
 def _average(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:

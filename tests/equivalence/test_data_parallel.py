@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
 from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
@@ -51,17 +50,16 @@ class Outcome:
 def counted_reductions() -> Iterator[list[int]]:
     """Sizes of the gradients that DDP sends to the other ranks."""
     sizes: list[int] = []
-    initialize = DistributedDataParallel.__init__
+    register = DistributedDataParallel.register_comm_hook
 
-    def reduce(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-        sizes.append(bucket.buffer().numel())
-        return allreduce_hook(group, bucket)
+    def register_counting(self: DistributedDataParallel, state: object, hook: Any) -> None:
+        def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+            sizes.append(bucket.buffer().numel())
+            return hook(state, bucket)  # type: ignore[no-any-return]
 
-    def initialize_with_hook(self: DistributedDataParallel, *arguments: Any, **options: Any) -> None:
-        initialize(self, *arguments, **options)
-        self.register_comm_hook(dist.group.WORLD, reduce)
+        register(self, state, reduce)
 
-    with mock.patch.object(DistributedDataParallel, "__init__", initialize_with_hook):
+    with mock.patch.object(DistributedDataParallel, "register_comm_hook", register_counting):
         yield sizes
 
 
