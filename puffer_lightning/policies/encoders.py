@@ -15,6 +15,7 @@ from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies.constants import Constant
 from puffer_lightning.policies.initialization import check_positive, orthogonal
 from puffer_lightning.policies.masking import ACTION_MASK
+from puffer_lightning.policies.mlp import can_fuse, mlp
 from puffer_lightning.policies.nesting import Path, leaf_spaces, select
 
 Activation = Literal["tanh", "relu", "gelu", "silu"]
@@ -145,13 +146,21 @@ class MLPEncoder(nn.Module):
             raise ConfigurationError(f"activation {activation!r} is not known: set it to one of {choices}.")
         self.flatten = FlatObservations(observation_space, paths)
         self.layers = nn.Sequential()
-        for inputs, outputs in pairwise((self.flatten.num_features, *hidden_sizes)):
-            self.layers.append(orthogonal(nn.Linear(inputs, outputs)))
+        self._linear = [
+            orthogonal(nn.Linear(inputs, outputs))
+            for inputs, outputs in pairwise((self.flatten.num_features, *hidden_sizes))
+        ]
+        for linear in self._linear:
+            self.layers.append(linear)
             self.layers.append(_ACTIVATIONS[activation]())
         self.num_features = int(hidden_sizes[-1])
+        self.activation = activation
 
     def forward(self, observations: Any) -> Tensor:
         """Return features ``[..., num_features]`` for observations with any leading dimensions."""
-        dtype = next(self.layers.parameters()).dtype
-        features: Tensor = self.layers(self.flatten(observations, dtype))
+        flat = self.flatten(observations, self._linear[0].weight.dtype)
+        if can_fuse(flat, self.activation):
+            parameters = [part for layer in self._linear for part in (layer.weight, layer.bias)]
+            return mlp(flat, parameters, self.activation)
+        features: Tensor = self.layers(flat)
         return features

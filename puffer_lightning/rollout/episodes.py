@@ -25,11 +25,14 @@ def finished_episodes(
     """
     steps = torch.stack((rewards, torch.ones_like(rewards))).double().where(valid, 0.0)
     running = carry.unsqueeze(1) + steps.cumsum(dim=1)
-    times = torch.arange(1, done.shape[0] + 1, device=done.device).unsqueeze(1)
-    ended_by = torch.where(done, times, 0).cummax(dim=0).values
-    ended_before = torch.cat((torch.zeros_like(ended_by[:1]), ended_by[:-1]))
-    since = torch.cat((torch.zeros_like(carry).unsqueeze(1), running), dim=1)
-    episodes = running - since.gather(1, ended_before.expand_as(running))
-    under_way = running[:, -1] - since.gather(1, ended_by[-1:].expand(2, 1, -1)).squeeze(1)
-    returns, lengths = episodes[:, done]
+    # By environment, and then by time, so that what ended before an episode is next to it.
+    envs, times = done.t().nonzero(as_tuple=True)
+    at_end = running[:, times, envs]
+    first = torch.ones_like(envs, dtype=torch.bool)
+    first[1:] = envs[1:] != envs[:-1]
+    episodes = at_end - at_end.roll(1, dims=1).masked_fill(first, 0.0)
+    last = first.roll(-1)
+    under_way = running[:, -1].clone()
+    under_way[:, envs[last]] -= at_end[:, last]
+    returns, lengths = episodes[:, (times * done.shape[1] + envs).argsort()]
     return returns, lengths, under_way
