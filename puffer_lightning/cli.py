@@ -39,6 +39,7 @@ from puffer_lightning.engines import PPO, RolloutDataModule
 from puffer_lightning.engines.processes import prepare_processes, ranks_to_launch
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.launch import end_rank, end_with_launcher, is_rank, launch, launched_here
+from puffer_lightning.ppo import NonFiniteError
 
 _TRAINER_DEFAULTS = {
     "max_epochs": -1,
@@ -388,7 +389,7 @@ def main(args: Sequence[str] | None = None) -> None:
             scaling.measure(args[1:])
         else:
             PufferCLI(args)
-    except (ConfigurationError, MisconfigurationException) as problem:
+    except (ConfigurationError, MisconfigurationException, NonFiniteError) as problem:
         if is_rank():
             end_rank(problem, str(problem))
         print(f"error: {problem}", file=sys.stderr)

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from puffer_lightning.callbacks.checkpoint_io import WholeFileIO
 from puffer_lightning.errors import ConfigurationError
+from puffer_lightning.ppo import NonFiniteError
 
 
 class Checkpoint(ModelCheckpoint):
@@ -21,6 +22,9 @@ class Checkpoint(ModelCheckpoint):
     yet, since no episode has ended, is waited for; ``last.ckpt`` is also written when training ends or is
     interrupted, and an interruption leaves ``best.ckpt`` alone; a resumed run remembers the best so far
     wherever it writes; and a file is there whole or not at all, wherever the temporary folder is.
+
+    An iteration that skipped minibatches, because their loss or gradients were not finite, and an end for
+    that reason write nothing, so that ``last.ckpt`` is of before.
 
     With several ranks an exception, Ctrl-C included, writes nothing: saving takes all ranks, and one that
     failed would be waited for. The last regular ``last.ckpt`` is what remains.
@@ -88,6 +92,10 @@ class Checkpoint(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._training:
             return
+        if trainer.callback_metrics.get("train/skipped", 0):
+            # A policy whose updates are not finite may have gone wrong before: what it was is worth keeping.
+            self._last_is_current = self._validated = False
+            return
         self._last_is_current = due = (trainer.current_epoch + 1) % self._every_n_iterations == 0
         measured = self._validated if self._monitored.startswith("val/") else due
         self._validated = False
@@ -116,6 +124,8 @@ class Checkpoint(ModelCheckpoint):
         if not self._training or trainer.world_size > 1:
             return
         self._training = False
+        if isinstance(exception, NonFiniteError):
+            return
         self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
         rank_zero_info(f"Interrupted; to go on from here, resume with ckpt_path {self.last_model_path}")
 

@@ -3,6 +3,7 @@
 from torch.distributed.checkpoint.api import CheckpointException
 
 from puffer_lightning.distributed.agreement import check_same_options, check_same_tensors
+from puffer_lightning.distributed.broken_off import finish_reduction
 from puffer_lightning.distributed.clipping import clip_grad_norm
 from puffer_lightning.distributed.collectives import (
     broadcast,
@@ -34,7 +35,7 @@ from puffer_lightning.distributed.measuring import COLLECTIVES, Communication, C
 from puffer_lightning.distributed.preemption import Preemption
 from puffer_lightning.distributed.restarts import rejoin
 from puffer_lightning.distributed.seeding import derive_seed, share_seed
-from puffer_lightning.distributed.sharding import Sharding, Split, gathered, shard, split_layers
+from puffer_lightning.distributed.sharding import Sharding, Split, gathered, local_part, shard, split_layers
 
 __all__ = [
     "COLLECTIVES",
@@ -56,6 +57,7 @@ __all__ = [
     "derive_seed",
     "exchange_gradients",
     "explanation",
+    "finish_reduction",
     "gather",
     "gather_rows",
     "gathered",
@@ -63,6 +65,7 @@ __all__ = [
     "has_backend",
     "is_first_failure",
     "let_others_notice",
+    "local_part",
     "local_world_size",
     "lost_connection",
     "no_sync",

@@ -7,7 +7,7 @@ from typing import cast
 from lightning.fabric import Fabric
 from torch.optim import Optimizer
 
-from puffer_lightning.distributed import no_sync
+from puffer_lightning.distributed import finish_reduction, no_sync
 from puffer_lightning.engines.datamodule import RolloutDataModule
 from puffer_lightning.engines.module import PPO
 from puffer_lightning.engines.precision import autocast_dtype
@@ -49,6 +49,7 @@ def iterations(fabric: Fabric, model: PPO, data: RolloutDataModule) -> Iterator[
             backward=fabric.backward,
             # Not policy.module, which is the policy under the strategy's wrapper.
             no_sync=partial(no_sync, policy._forward_module),
+            finish=partial(finish_reduction, policy._forward_module),
             policy=cast(Policy, policy),
         )
         scheduler.step()

@@ -17,7 +17,15 @@ from torch.utils._pytree import tree_leaves
 from torchmetrics import CatMetric, MeanMetric
 from typing_extensions import override
 
-from puffer_lightning.distributed import check_same_options, derive_seed, no_sync, share_seed, world_size
+from puffer_lightning.distributed import (
+    check_same_options,
+    derive_seed,
+    finish_reduction,
+    no_sync,
+    share_seed,
+    world_size,
+)
+from puffer_lightning.engines.bad_batches import keeping_bad_batch
 from puffer_lightning.engines.checkpoints import check_same_policy
 from puffer_lightning.engines.datamodule import RolloutDataModule
 from puffer_lightning.engines.optimizers import (
@@ -261,12 +269,13 @@ class PPO(L.LightningModule):
         assert isinstance(scheduler, LRScheduler)
         assert self.trainer.strategy.model is not None
         # The policy autocasts, and nothing else; the Trainer would, backward passes included.
-        with torch.autocast(self.device.type, enabled=False):
+        with torch.autocast(self.device.type, enabled=False), keeping_bad_batch(self.trainer):
             metrics = self.learner.learn(
                 rollout,
                 self._optimizer,
                 backward=self._backward,
                 no_sync=partial(no_sync, self.trainer.strategy.model),
+                finish=partial(finish_reduction, self.trainer.strategy.model),
             )
         scheduler.step()
         if not self._limited:

@@ -49,14 +49,14 @@ class _CountingOptimizer:
     """A torch optimizer whose steps the Trainer counts."""
 
     def __init__(self, optimizer: LightningOptimizer) -> None:
-        self._counted, self._optimizer = optimizer, optimizer.optimizer
-        self.zero_grad = self._optimizer.zero_grad
+        self._counted, self.optimizer = optimizer, optimizer.optimizer
+        self.zero_grad = self.optimizer.zero_grad
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        return self._optimizer.param_groups
+        return self.optimizer.param_groups
 
     def step(self) -> None:
         self._counted._on_before_step()
-        self._optimizer.step()
+        self.optimizer.step()
         self._counted._on_after_step()

@@ -65,10 +65,11 @@ class RunningMoments(nn.Module):
 
         Args:
             samples: ``[..., K]``, as many as ``valid`` has elements, in its order.
-            valid: bool, False where a sample does not count; it may be anything there, even NaN.
+            valid: bool, False where a sample does not count; nor does one that is not finite.
         """
-        rows = valid.reshape(-1, 1)
-        deviations = (samples.reshape(-1, len(self.mean)).double() - self.mean).where(rows, 0.0)
+        samples = samples.reshape(-1, len(self.mean)).double()
+        rows = valid.reshape(-1, 1) & samples.isfinite().all(-1, keepdim=True)
+        deviations = (samples - self.mean).where(rows, 0.0)
         totals = global_sum(torch.cat((rows.sum(0).double(), deviations.sum(0))))
         number = totals[0]
         shift = totals[1:] / number.clamp(min=1.0)

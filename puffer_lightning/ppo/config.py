@@ -31,6 +31,8 @@ class PPOConfig:
             each rank's part ("rank"), or not at all ("none").
         target_kl: Skip the remaining passes over a rollout once the policy has moved this far from the one
             that collected it, in nats; null for never.
+        max_skipped_updates: Stop after so many iterations in a row whose update skipped a minibatch, because
+            its loss or its gradients were not finite.
     """
 
     gamma: float = 0.99
@@ -46,6 +48,7 @@ class PPOConfig:
     clip_rewards: float | None = None
     normalize_advantages: Literal["global", "rank", "none"] = "global"
     target_kl: float | None = None
+    max_skipped_updates: int = 10
 
     def check(self) -> None:
         """Refuse coefficients that cannot work.
@@ -56,7 +59,7 @@ class PPOConfig:
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: set it between 0 and 1.")
-        for name in ("update_epochs", "num_minibatches", "accumulate_grad_batches"):
+        for name in ("update_epochs", "num_minibatches", "accumulate_grad_batches", "max_skipped_updates"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: set it to 1 or more.")
         for name in ("clip_coef", "max_grad_norm"):

@@ -1,6 +1,7 @@
 """The state of a PPO run that outlives an iteration, whichever engine drives it."""
 
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -14,7 +15,9 @@ from puffer_lightning.distributed import check_same_tensors, derive_seed, gather
 from puffer_lightning.functional import running_returns, straggler_metrics
 from puffer_lightning.policies import Policy
 from puffer_lightning.ppo.config import PPOConfig
+from puffer_lightning.ppo.gradients import Finish
 from puffer_lightning.ppo.loss import minibatch_loss
+from puffer_lightning.ppo.sentinel import Sentinel
 from puffer_lightning.ppo.update import update
 from puffer_lightning.rollout import Actor, EpisodeStatistics, Rollout, episode_means
 
@@ -51,6 +54,7 @@ class Learner:
         self._loss = torch.compile(minibatch_loss) if compile else minibatch_loss
         device = policy.device
         self._generator = torch.Generator(device).manual_seed(derive_seed(seed, "minibatches", rank()))
+        self._sentinel = Sentinel()
         self._statistics = EpisodeStatistics()
         self._statistics_of: dict[str, EpisodeStatistics] = {}
         # Of the episodes under way. Not saved: a resumed run starts new episodes.
@@ -63,6 +67,7 @@ class Learner:
         *,
         backward: Callable[[Tensor], object] = torch.Tensor.backward,
         no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
+        finish: Finish | None = None,
         policy: Policy | None = None,
     ) -> Metrics:
         """Train on a rollout.
@@ -72,6 +77,7 @@ class Learner:
             optimizer: Steps the policy's parameters.
             backward: See :func:`~puffer_lightning.ppo.update`.
             no_sync: Likewise.
+            finish: Likewise.
             policy: The policy as the engine wrapped it, if it did.
 
         Returns:
@@ -82,19 +88,22 @@ class Learner:
             ``ranks/…``, see :func:`~puffer_lightning.functional.straggler_metrics`.
 
         Raises:
+            NonFiniteError: Too many updates in a row were not wholly finite.
             RuntimeError: The ranks' policies have drifted apart.
         """
         begin = time.perf_counter()
         self._iterations += 1
+        parts, scaled = self.config.accumulate_grad_batches, self._scaled(rollout)
         learning_rate = float(optimizer.param_groups[0]["lr"])
         losses = update(
             policy or self.policy,
             optimizer,
-            self._scaled(rollout),
+            scaled,
             self.config,
             self._generator,
             backward=backward,
             no_sync=no_sync,
+            finish=finish,
             loss_function=self._loss,
         )
         if self.policy.observation_normalizer is not None:
@@ -103,11 +112,12 @@ class Learner:
         if self._sync_check_every and self._iterations % self._sync_check_every == 0:
             check_same_tensors(self.policy.state_dict())
         counted = self._count_episodes(rollout)
-        facts = (rollout.num_steps, rollout.seconds, time.perf_counter() - begin)
+        seconds = rollout.seconds, time.perf_counter() - begin
+        facts = rollout.num_steps, *seconds, self.config.accumulate_grad_batches
         # All that ranks tell one another besides losses and gradients, in one go.
         row = torch.cat([*(of.sums() for of in counted.values()), torch.tensor(facts, dtype=torch.float64)])
         rows = gather_rows(row.to(rollout.rewards.device)).cpu()
-        sums, of_ranks = rows[:, :-3].sum(0).reshape(len(counted), -1), rows[:, -3:]
+        sums, of_ranks = rows[:, :-4].sum(0).reshape(len(counted), -1), rows[:, -4:]
         steps = int(of_ranks[:, 0].sum())
         self.env_steps += steps
         means = {kind: episode_means(of) for kind, of in zip(counted, sums, strict=True)}
@@ -116,14 +126,26 @@ class Learner:
         named |= {f"train/{name}": value for name, value in losses.items()}
         metrics = _read(named)
         metrics["train/learning_rate"] = learning_rate
-        self.rank_seconds = of_ranks[:, 1:].tolist()
+        self.rank_seconds = of_ranks[:, 1:3].tolist()
         end = time.perf_counter()
         if world_size() > 1:
             metrics |= {f"ranks/{k}": value for k, value in straggler_metrics(self.rank_seconds).items()}
         metrics["time/sps"] = steps / (end - rollout.began)
         metrics["time/rollout_share"] = rollout.seconds / (end - rollout.began)
         metrics["time/update_share"] = (end - begin) / (end - rollout.began)
+        self._accumulate(parts, int(of_ranks[:, 3].max()))
+        self._sentinel.check(int(metrics["train/skipped"]), self.policy, rollout, scaled, self.config)
         return metrics
+
+    def _accumulate(self, before: int, parts: int) -> None:
+        """Split minibatches as the rank with the least memory has to, from the next one on."""
+        self.config.accumulate_grad_batches = parts
+        if parts > before and rank() == 0:
+            warnings.warn(
+                f"Out of memory: from now on each minibatch is trained on in {parts} microbatches instead of "
+                f"{before}, with the same gradients; model.accumulate_grad_batches {parts} does so at once.",
+                stacklevel=2,
+            )
 
     def _count_episodes(self, rollout: Rollout) -> dict[str, EpisodeStatistics]:
         """The statistics of all episodes, under "", and of each type of agent, if there are several."""
@@ -154,9 +176,10 @@ class Learner:
             self._discounted = rollout.rewards.new_zeros(rollout.num_envs, dtype=torch.float64)
         # Only the rows that were made: a step that was not made discounts nothing.
         valid, ended = rollout.valid[: rollout.made], (rollout.terminated | rollout.truncated)[: rollout.made]
-        returns, self._discounted = running_returns(
+        returns, carry = running_returns(
             rollout.rewards[: rollout.made], valid, ended, self.config.gamma, self._discounted
         )
+        self._discounted = carry.nan_to_num(0.0, 0.0, 0.0)
         normalizer.update(returns, valid)
         normalized: Tensor = normalizer(rollout.rewards)
         return normalized

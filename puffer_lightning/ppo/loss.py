@@ -51,7 +51,9 @@ def minibatch_loss(
     )
     losses = surrogate + config.vf_coef * value_errors - config.ent_coef * entropies
     # Selected rather than multiplied by 0: nothing an invalid row holds, not even NaN, may count.
-    loss = losses.where(batch.valid, 0.0).sum() * weight
+    total = losses.where(batch.valid, 0.0).sum()
+    # Gradients can be finite where their loss is not. The weight is then NaN and they are, on all ranks.
+    loss = total * (weight + 0.0 * total.detach())
     with torch.no_grad():
         kl, clipped = approx_kl(log_ratio), clip_fraction(log_ratio, config.clip_coef)
         terms = torch.stack((surrogate, value_errors, entropies, kl, clipped))

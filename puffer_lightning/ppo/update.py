@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +18,10 @@ from puffer_lightning.functional import (
 )
 from puffer_lightning.policies import Policy
 from puffer_lightning.ppo.config import PPOConfig
+from puffer_lightning.ppo.gradients import Finish, minibatch_gradients
 from puffer_lightning.ppo.loss import STATISTICS, minibatch_loss
-from puffer_lightning.rollout import Rollout, make_batch, shuffled_indices
+from puffer_lightning.ppo.steps import step_if_finite
+from puffer_lightning.rollout import Batch, Rollout, make_batch, shuffled_indices
 
 LossFunction = Callable[..., tuple[Tensor, Tensor]]
 
@@ -32,6 +35,7 @@ def update(
     *,
     backward: Callable[[Tensor], object] = torch.Tensor.backward,
     no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
+    finish: Finish | None = None,
     clip: Callable[[float], Tensor] | None = None,
     loss_function: LossFunction = minibatch_loss,
 ) -> dict[str, Tensor]:
@@ -40,6 +44,10 @@ def update(
     Everything that depends on the shuffles alone, above all the moments of each minibatch's advantages, is
     computed before the first optimizer step, and reduced over ranks in one go. Nothing is read back from the
     device, unless ``target_kl`` asks for it, once a pass.
+
+    A minibatch whose loss or gradients are not finite is skipped, on all ranks alike, since all have the same
+    norm of the reduced gradients. Where memory runs out microbatches become smaller, see
+    :func:`~puffer_lightning.ppo.gradients.minibatch_gradients`.
 
     Args:
         policy: The policy, as the strategy set it up.
@@ -51,13 +59,16 @@ def update(
         backward: Runs the backward pass of a loss.
         no_sync: Opens a context in which backward passes leave gradients on this rank; entered for all
             microbatches of a minibatch but the last.
+        finish: Reduces the gradients of parameters of which a backward pass that ran out of memory has left
+            other ranks waiting; None if gradients are not reduced.
         clip: Scales gradients down to a global norm and returns the norm they had.
         loss_function: Stands in for :func:`minibatch_loss`, such as a compiled version of it.
 
     Returns:
         Scalars on the device, equal on all ranks: ``policy_loss``, ``value_loss``, ``entropy``,
         ``approx_kl``, ``clip_fraction``, ``grad_norm`` (before clipping), each averaged over what was trained
-        on, and ``explained_variance`` of the values before the update.
+        on, NaN if that is nothing; ``explained_variance`` of the values before the update; and ``skipped``,
+        the number of minibatches that were.
     """
     advantages = gae(
         rollout.rewards,
@@ -75,35 +86,44 @@ def update(
     means, stds, weights = _minibatch_moments(batch.advantages, batch.valid, order, config)
     clip = clip or (lambda norm: clip_grad_norm(policy.parameters(), norm))
 
-    totals = torch.zeros(len(STATISTICS), device=advantages.device, dtype=torch.float32)
-    grad_norms = torch.zeros((), device=advantages.device, dtype=torch.float32)
-    passes = 0
+    statistics: list[Tensor] = []
+    norms: list[Tensor] = []
     for epoch in range(config.update_epochs):
-        before = totals.clone()
         for minibatch, indices in enumerate(order[epoch].chunk(config.num_minibatches)):
             optimizer.zero_grad()
             moments = means[epoch, minibatch], stds[epoch, minibatch], weights[epoch, minibatch]
-            microbatches = indices.chunk(config.accumulate_grad_batches)
-            for number, rows in enumerate(microbatches, start=1):
-                with nullcontext() if number == len(microbatches) else no_sync():
-                    loss, statistics = loss_function(policy, batch.take(rows), *moments, config)
-                    backward(loss)
-                totals += statistics
-            grad_norms += clip(config.max_grad_norm)
-            optimizer.step()
-        passes += 1
-        if config.target_kl is not None and _moved_too_far(
-            totals - before, config.num_minibatches, config.target_kl
-        ):
-            break
 
-    minibatches = passes * config.num_minibatches
-    sums = global_sum(torch.cat((totals.double() / (world_size() * minibatches), explained)))
+            def loss(policy: Policy, batch: Batch, moments: Any = moments) -> tuple[Tensor, Tensor]:
+                return loss_function(policy, batch, *moments, config)
+
+            statistics.append(
+                minibatch_gradients(
+                    policy, batch, indices, loss, config, backward=backward, no_sync=no_sync, finish=finish
+                )
+            )
+            norms.append(clip(config.max_grad_norm))
+            step_if_finite(optimizer, norms[-1])
+        if config.target_kl is not None:
+            of_pass = slice(-config.num_minibatches, None)
+            if _moved_too_far(statistics[of_pass], norms[of_pass], config.target_kl):
+                break
+
+    kept, totals, norm = _over_kept(statistics, norms)
+    sums = global_sum(torch.cat((totals / (world_size() * kept), explained)))
     totals, explained = sums.tensor_split([len(STATISTICS)])
     metrics = dict(zip(STATISTICS, totals.unbind(), strict=True))
-    metrics["grad_norm"] = grad_norms / minibatches
+    metrics["grad_norm"] = norm / kept
     metrics["explained_variance"] = explained_variance_from_sums(explained)
+    metrics["skipped"] = len(norms) - kept
     return metrics
+
+
+def _over_kept(statistics: list[Tensor], norms: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the minibatches that were not skipped: how many, their sums [5] of ``STATISTICS``, and of norms."""
+    of_each = torch.stack(norms).double()
+    kept = of_each.isfinite()
+    totals = torch.stack(statistics).double().where(kept.unsqueeze(1), 0.0).sum(0)
+    return kept.sum(), totals, of_each.where(kept, 0.0).sum()
 
 
 def _minibatch_moments(
@@ -125,7 +145,8 @@ def _minibatch_moments(
     return mean.to(advantages.dtype), std.to(advantages.dtype), weights.to(advantages.dtype)
 
 
-def _moved_too_far(statistics: Tensor, num_minibatches: int, target_kl: float) -> bool:
+def _moved_too_far(statistics: list[Tensor], norms: list[Tensor], target_kl: float) -> bool:
     """Whether a pass's KL exceeds the target; summed over ranks first, so that all of them stop alike."""
-    kl = statistics[STATISTICS.index("approx_kl")] / (num_minibatches * world_size())
+    kept, totals, _ = _over_kept(statistics, norms)
+    kl = totals[STATISTICS.index("approx_kl")] / (kept * world_size())
     return bool(global_sum(kl) > target_kl)

@@ -62,6 +62,7 @@ def test_metrics_have_their_logged_names() -> None:
         "rollout/episodes",
         *(f"train/{name}" for name in LOSSES),
         "train/grad_norm",
+        "train/skipped",
         "train/explained_variance",
         "train/learning_rate",
         "time/sps",
