@@ -22,7 +22,7 @@ def keeping_bad_batch(trainer: L.Trainer) -> Iterator[None]:
     try:
         yield
     except NonFiniteError as error:
-        keeper = trainer.checkpoint_callback  # type: ignore[attr-defined]
+        keeper = trainer.checkpoint_callback
         # All ranks have to ask for the folder of the logs.
         folders = getattr(keeper, "dirpath", None), trainer.log_dir, trainer.default_root_dir
         folder = next(Path(folder) for folder in folders if folder and "://" not in str(folder))

@@ -17,8 +17,8 @@ class NonFiniteError(RuntimeError):
     """Training does not go on, because numbers are not finite time and again.
 
     Attributes:
-        batch: The last rollout's tensors, by the names of :class:`~puffer_lightning.rollout.Rollout`, and the
-            ``place``, as ``torch.load`` reads them with ``weights_only``; None on ranks that are not to blame.
+        batch: The last rollout, by the names of :class:`~puffer_lightning.rollout.Rollout`, and the
+            ``place``, for ``torch.load`` with ``weights_only``; None on ranks that are not to blame.
     """
 
     def __init__(self, message: str, batch: dict[str, Any] | None = None) -> None:
