@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium as gym
-from gymnasium.vector import SyncVectorEnv
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 Fault = Literal["raise", "kill", "hang", "none"]
 
@@ -49,3 +50,29 @@ class Faulty(SyncVectorEnv):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "hang":
             time.sleep(10**6)
+
+
+class NonFinite(SyncVectorEnv):
+    """CartPole with a NaN in some steps of its third environment.
+
+    Args:
+        num_envs: Environments.
+        kind: Where.
+        rank: On which rank.
+        begin: From which step on, counted from 0.
+        end: To which step, exclusive.
+    """
+
+    def __init__(
+        self, num_envs: int, kind: Literal["observation", "reward"], rank: int, begin: int, end: int
+    ) -> None:
+        super().__init__([lambda: gym.make("CartPole-v1")] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        self.kind, self.steps, self.made = kind, range(begin, end), 0
+        self.here = int(os.environ.get("RANK", "0")) == rank
+
+    def step(self, actions: Any) -> Any:
+        observations, rewards, *rest = super().step(actions)
+        if self.made in self.steps and self.here:
+            (observations if self.kind == "observation" else rewards)[2] = np.nan
+        self.made += 1
+        return observations, rewards, *rest

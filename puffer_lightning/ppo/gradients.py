@@ -54,19 +54,19 @@ def minibatch_gradients(
     """
     parts = indices.chunk(config.accumulate_grad_batches)
     inner: Policy = getattr(policy, "module", policy)
-    parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
-    missing = parameters
-    before: list[int | None] | None = None
+    statistics: Tensor | None = None
+    before: Sequence[int | None] | None = None
     try:
-        statistics = torch.zeros(len(STATISTICS), device=indices.device)
         for number, rows in enumerate(parts, start=1):
             last = number == len(parts)
             if last and finish is not None:
-                before = _versions(parameters)
+                # There are no gradients before the first backward pass.
+                before = _versions(inner) if number > 1 else ()
             with nullcontext() if last else no_sync():
                 loss, of_part = loss_function(policy, batch.take(rows))
                 backward(loss)
-            statistics += of_part
+            statistics = of_part if statistics is None else statistics + of_part
+        assert statistics is not None
         return statistics
     except torch.OutOfMemoryError as failure:
         if inner.sharding is not None or shares_data():
@@ -75,9 +75,10 @@ def minibatch_gradients(
                 "Out of memory with a policy that is divided among ranks: set accumulate_grad_batches to "
                 f"{2 * len(parts)}."
             ) from failure
+        missing = _trained(inner)
         if before is not None:
-            now = _versions(parameters)
-            missing = [p for p, old, new in zip(parameters, before, now, strict=True) if old == new]
+            pairs = zip(missing, before or [None] * len(missing), _versions(inner), strict=True)
+            missing = [parameter for parameter, old, new in pairs if old == new]
     # Only here has the traceback let go of the graph.
     statistics = _in_smaller_parts(inner, missing, batch, indices, loss_function, config)
     if finish is not None:
@@ -85,9 +86,14 @@ def minibatch_gradients(
     return statistics
 
 
-def _versions(parameters: Sequence[nn.Parameter]) -> list[int | None]:
+def _trained(policy: Policy) -> list[nn.Parameter]:
+    return [parameter for parameter in policy.parameters() if parameter.requires_grad]
+
+
+def _versions(policy: Policy) -> list[int | None]:
     """What changes as soon as a backward pass has added to a parameter's gradient."""
-    return [None if parameter.grad is None else parameter.grad._version for parameter in parameters]
+    gradients = (parameter.grad for parameter in _trained(policy))
+    return [None if gradient is None else gradient._version for gradient in gradients]
 
 
 def _in_smaller_parts(

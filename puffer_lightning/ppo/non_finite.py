@@ -39,11 +39,14 @@ def _places(policy: Policy, rollout: Rollout, scaled: Rollout, config: PPOConfig
     """A place or, where all is finite, an empty text, for each thing there is to look at."""
     valid = rollout.valid
     leaves, _ = tree_flatten_with_path(unmasked(rollout.observations))
-    yield next(filter(None, (_at(f"observation{keystr(path)}", leaf, valid) for path, leaf in leaves)), "")
+    # Of steps that do not count, too, since they are in the same matrices.
+    everywhere = torch.ones_like(valid)
+    seen = (_at(f"observation{keystr(path)}", leaf, everywhere) for path, leaf in leaves)
+    yield next(filter(None, seen), "")
     parameters = ((name, local_part(parameter)) for name, parameter in policy.named_parameters())
     yield next((f"parameter {name}" for name, held in parameters if not held.isfinite().all()), "")
     yield _at("logits", rollout.log_probs, valid)
-    yield _at("value", rollout.values, valid)
+    yield _at("value", rollout.values, everywhere)
     yield _at("reward", rollout.rewards, valid)
     yield _at("value after the step", rollout.next_values, valid & ~rollout.terminated)
     flags = rollout.terminated, rollout.truncated
@@ -56,7 +59,8 @@ def _places(policy: Policy, rollout: Rollout, scaled: Rollout, config: PPOConfig
         config.gae_lambda,
         valid=valid,
     )
-    yield _at("advantage", advantages, valid)
+    # Which goes back from a step to those before it.
+    yield _at("advantage", advantages, valid, last=True)
     if policy.sharding is None and not shares_data():
         # Of a policy that is divided among ranks, none can compute anything by itself.
         yield from _places_of_update(policy, make_batch(scaled, advantages), rollout, config)
@@ -91,7 +95,7 @@ def _of_loss(rows: Tensor, loss: Callable[[Tensor], Tensor], rollout: Rollout) -
     step, environment = divmod(int(rows), rollout.num_envs)
     # Of sequences there are no more than environments.
     at = "" if tree_leaves(rollout.state) else f" at step {step} of the rollout"
-    return f"{loss(rows).item()} in the loss of environment {environment}{at}"
+    return f"the loss of environment {environment}{at}"
 
 
 def _gradients(policy: Policy, loss: Callable[[Tensor], Tensor], rows: Tensor) -> Iterator[str]:
@@ -104,12 +108,12 @@ def _gradients(policy: Policy, loss: Callable[[Tensor], Tensor], rows: Tensor) -
             yield name
 
 
-def _at(what: str, of_steps: Tensor, counts: Tensor) -> str:
-    """The first place [t, n] where ``of_steps`` [T, N, ...] counts and is not finite."""
+def _at(what: str, of_steps: Tensor, counts: Tensor, last: bool = False) -> str:
+    """The first (or last) place [t, n] where ``of_steps`` [T, N, ...] counts and is not finite."""
     bad = ~of_steps.isfinite().flatten(2).all(-1) if of_steps.ndim > 2 else ~of_steps.isfinite()
     bad &= counts
     if not bad.any():
         return ""
-    step, environment = bad.nonzero()[0].tolist()
+    step, environment = bad.nonzero()[-1 if last else 0].tolist()
     number = next(x for x in of_steps[step, environment].flatten().tolist() if not math.isfinite(x))
     return f"{number} in {what} of environment {environment} at step {step} of the rollout"

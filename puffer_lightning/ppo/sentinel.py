@@ -60,13 +60,14 @@ class Sentinel:
             place = f"rank {of_rank}: {place}"
         if self._in_a_row >= config.max_skipped_updates:
             raise NonFiniteError(
-                f"Updates of {self._in_a_row} iterations in a row met numbers that are not finite, "
-                f"max_skipped_updates; in the last one first {place}",
+                f"The updates of {self._in_a_row} iterations in a row, max_skipped_updates, had to skip "
+                f"minibatches that were not finite, in the last of them first for {place}",
                 {"place": place, **_plain(rollout)} if rank() == of_rank else None,
             )
         if rank() == 0:
             warnings.warn(
-                f"{skipped} minibatches were skipped, as loss or gradients were not finite; first {place}.",
+                f"{skipped} minibatches were skipped, as their loss or gradients were not finite, first for "
+                f"{place}.",
                 stacklevel=3,
             )
 

@@ -1,5 +1,6 @@
 """An optimizer step, unless its gradients are no numbers."""
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +21,7 @@ def step_if_finite(optimizer: Optimizer, norm: Tensor) -> None:
     if norm.is_cuda and all(group.get("fused") for group in inner.param_groups):
         step_unless(norm.isfinite().logical_not(), optimizer)
         return
-    if not norm.isfinite():
+    if not math.isfinite(norm):
         # It then steps without gradients, which changes nothing, and whoever counts steps counts this one.
         optimizer.zero_grad()
     optimizer.step()

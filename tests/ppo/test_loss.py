@@ -142,3 +142,13 @@ def test_a_minibatch_without_a_valid_row_teaches_nothing() -> None:
     assert loss.item() == 0.0
     assert statistics.eq(0.0).all()
     assert all(p.grad is not None and p.grad.eq(0.0).all() for p in policy.parameters())
+
+
+def test_an_infinite_loss_has_no_finite_gradient() -> None:
+    # Too much to square, but twice as much is a number.
+    policy = Fixed(RATIOS.log() - 0.7, torch.full_like(VALUES, 1e200))
+    loss, _ = loss_of(make_batch(), policy=policy)
+    torch.autograd.backward(loss)
+    assert not loss.isfinite()
+    assert policy.critic.grad is not None
+    assert policy.critic.grad[:3].isnan().all()
