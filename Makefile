@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS ?= dev
 
-.PHONY: train test test-fast lint types imports check framework-benchmark stepping-benchmark collecting-benchmark device-benchmark strategies curve notebook wheel constraints clean
+.PHONY: train test test-fast lint types imports check framework-benchmark stepping-benchmark collecting-benchmark device-benchmark strategies long-run curve notebook wheel constraints clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +47,9 @@ device-benchmark: $(VENV)/.installed  ## Measure environments in torch against g
 
 strategies: $(VENV)/.installed  ## Train under each strategy, started in each way, on 1, 2 and 4 processes.
 	$(BIN)/python benchmarks/strategies.py
+
+long-run: $(VENV)/.installed  ## Train for 10,000 iterations and count what the process holds.
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/long_run.py
 
 curve: $(VENV)/.installed  ## Train five seeds and draw their curves.
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/solve.py

@@ -39,6 +39,7 @@ from puffer_lightning.engines.optimizers import (
     options_of,
 )
 from puffer_lightning.engines.precision import autocast_dtype
+from puffer_lightning.engines.reports import report
 from puffer_lightning.engines.steps import backward_and_optimizer
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import (
@@ -282,13 +283,7 @@ class PPO(L.LightningModule):
             # Preempted rollouts, and those before a resumption on another number of ranks, have other sizes.
             left = self._data.iterations_after(self.env_steps)
             self.trainer.fit_loop.max_epochs = self.trainer.current_epoch + 1 + left
-        # self.log would cast the step to float32 and costs a millisecond for every two metrics.
-        self.trainer.callback_metrics.update(
-            {name: torch.tensor(value, dtype=torch.float32) for name, value in metrics.items()}
-        )
-        if (self.trainer.current_epoch + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-            for logger in self.loggers:
-                logger.log_metrics(metrics, step=self.env_steps)
+        report(self.trainer, metrics, self.env_steps)
         # Lightning adds the batch that this was.
         self._set_logging_step(self.env_steps - 1)
 

@@ -48,5 +48,5 @@ def test_also_where_there_are_as_many_as_a_division_leaves() -> None:
 def test_a_policy_that_is_divided_among_ranks_is_told_what_to_set() -> None:
     policy = ExactPolicy()
     policy.sharding = Sharding()
-    with pytest.raises(ConfigurationError, match="Out of memory .*set accumulate_grad_batches to 2"):
+    with pytest.raises(ConfigurationError, match=r"Out of memory .*set accumulate_grad_batches to 2"):
         learned(16, policy)
