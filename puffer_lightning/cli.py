@@ -34,6 +34,7 @@ from puffer_lightning.callbacks import (
     newest_last,
 )
 from puffer_lightning.callbacks.checkpoint_io import consolidate
+from puffer_lightning.credentials import refuse_credentials
 from puffer_lightning.distributed import check_same_options
 from puffer_lightning.engines import PPO, RolloutDataModule
 from puffer_lightning.engines.processes import prepare_processes, ranks_to_launch
@@ -238,9 +239,10 @@ class PufferCLI(LightningCLI):
             callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
         asked_for = config["callbacks"] or []
         asked_for = asked_for if isinstance(asked_for, list) else [asked_for]
-        options = self._parser(self.subcommand).dump(self.config[self.subcommand])
+        options = yaml.safe_load(self._parser(self.subcommand).dump(self.config[self.subcommand]))
+        refuse_credentials(options)
         ours: list[Callback] = [
-            _SameOptions(yaml.safe_load(options)),
+            _SameOptions(options),
             EvaluationReport(),
             Stragglers(),
             Threads(),

@@ -435,11 +435,12 @@ class TestProcess:
     @pytest.mark.slow
     def test_can_log_to_wandb_offline(self) -> None:
         options = ["--trainer.logger=WandbLogger", "--trainer.logger.offline=true"]
+        key = b"0123456789abcdef" * 3
         with subprocess.Popen(
             command("fit", *QUICK, *options),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"WANDB_MODE": "offline", "WANDB_API_KEY": key.decode(), "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         ) as process:
             said = process.communicate(timeout=120)[0]
@@ -451,6 +452,10 @@ class TestProcess:
         assert [row["trainer/global_step"] for row in history if "train/entropy" in row] == STEPS
         assert [row["trainer/global_step"] for row in history if "val/episode_return" in row] == STEPS[2:]
         assert not Path("config.yaml").exists()
+        written = [path for path in Path().rglob("*") if path.is_file()]
+        assert {"last.ckpt", "debug.log", file.name} <= {path.name for path in written}
+        assert not [path for path in written if key in path.read_bytes()]
+        assert key not in said
 
     @pytest.mark.slow
     def test_a_wheel_ships_the_configurations(self, tmp_path: Path) -> None:
