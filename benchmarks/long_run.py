@@ -129,8 +129,8 @@ def main() -> None:
     text = (
         f"{datetime.date.today()}, {os.cpu_count()}-core {platform.machine()}, torch {torch.__version__}, "
         f"{iterations:,} iterations of {ENVS} × {HORIZON} steps of MountainCar-v0 in a worker process, by "
-        f"`make long-run`:\n\n{_table(counts)}\n\nEach count is an object itself, so there are ten more of them "
-        "after 1,000 iterations. The logs are a line of CSV an iteration and one an evaluation, and two "
+        f"`make long-run`:\n\n{_table(counts)}\n\nEach count is an object itself, so there are ten more of "
+        "them after 1,000 iterations. The logs are a line of CSV an iteration and one an evaluation, and two "
         "checkpoints that are written over and over.\n"
     )
     print(text)
