@@ -69,7 +69,8 @@ def test_the_statistics_of_normalisation_stay_finite() -> None:
     # A discounted return is NaN from there to the end of the episode.
     assert counted[1][0] == counted[0][0] + valid[1]
     assert 1 < counted[0][1] + valid[1] - counted[1][1] < 8
-    assert run.iterate()["train/skipped"] == 0, "none of it is carried over to the next rollout"
+    assert run.iterate()["train/skipped"] == 0
+    assert int(rewarded.moments.count) == counted[1][1] + valid[2], "none of it is carried over"
 
 
 def test_stops_after_so_many_in_a_row() -> None:
