@@ -4,9 +4,27 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from puffer_lightning.engines import DDP, FSDP, PPO, FabricDDP, FabricFSDP, RolloutDataModule, iterations
+    from puffer_lightning.engines import (
+        DDP,
+        FSDP,
+        PPO,
+        FabricDDP,
+        FabricFSDP,
+        RolloutDataModule,
+        iterations,
+        save_checkpoint,
+    )
 
-__all__ = ["DDP", "FSDP", "PPO", "FabricDDP", "FabricFSDP", "RolloutDataModule", "iterations"]
+__all__ = [
+    "DDP",
+    "FSDP",
+    "PPO",
+    "FabricDDP",
+    "FabricFSDP",
+    "RolloutDataModule",
+    "iterations",
+    "save_checkpoint",
+]
 __version__ = version("puffer-lightning")
 
 

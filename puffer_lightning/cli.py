@@ -19,7 +19,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from puffer_lightning import scaling
@@ -28,15 +27,16 @@ from puffer_lightning.callbacks import (
     EpisodeWriter,
     EvaluationReport,
     Progress,
+    RunOptions,
     Stragglers,
     Threads,
     Video,
-    newest_last,
+    find_checkpoint,
 )
 from puffer_lightning.callbacks.checkpoint_io import consolidate
 from puffer_lightning.credentials import refuse_credentials
-from puffer_lightning.distributed import check_same_options
 from puffer_lightning.engines import PPO, RolloutDataModule
+from puffer_lightning.engines.elastic import read_sizes
 from puffer_lightning.engines.processes import prepare_processes, ranks_to_launch
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.launch import end_rank, end_with_launcher, is_rank, launch, launched_here
@@ -141,21 +141,6 @@ class _SaveConfig(SaveConfigCallback):
             trainer.logger.log_hyperparams(yaml.safe_load(self.parser.dump(self.config)))
 
 
-class _SameOptions(Callback):
-    """Refuses ranks whose command lines or configuration files differ, before any of them waits for another.
-
-    Args:
-        options: This rank's.
-    """
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
-
-    @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        check_same_options(self._options)
-
-
 class PufferCLI(LightningCLI):
     """``fit``, ``validate``, ``test`` and ``predict`` for PPO."""
 
@@ -242,7 +227,7 @@ class PufferCLI(LightningCLI):
         options = yaml.safe_load(self._parser(self.subcommand).dump(self.config[self.subcommand]))
         refuse_credentials(options)
         ours: list[Callback] = [
-            _SameOptions(options),
+            RunOptions(options),
             EvaluationReport(),
             Stragglers(),
             Threads(),
@@ -268,6 +253,8 @@ class PufferCLI(LightningCLI):
     @override
     def _run_subcommand(self, subcommand: str) -> None:
         """Run it; where that takes several processes which nobody has started yet, in these."""
+        options = self.config_init[subcommand]
+        options["ckpt_path"] = find_checkpoint(self.trainer, options["ckpt_path"], subcommand == "fit")
         logging.disable(logging.NOTSET)
         if type(self) is PufferCLI and (ranks := ranks_to_launch(self.trainer)):
             if subcommand == "fit":
@@ -277,22 +264,11 @@ class PufferCLI(LightningCLI):
             sys.exit(launch(command, number, environment, first))
         super()._run_subcommand(subcommand)
 
-    @override
-    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        kwargs: dict[str, Any] = super()._prepare_subcommand_kwargs(subcommand)
-        if kwargs.get("ckpt_path") == "last":
-            kwargs["ckpt_path"] = newest_last(self.trainer)
-            if kwargs["ckpt_path"] is None and subcommand != "fit":
-                raise ConfigurationError(
-                    "ckpt_path is last, but there is none: give the path of a checkpoint."
-                )
-            rank_zero_info(f"Going on from {kwargs['ckpt_path']}" if kwargs["ckpt_path"] else "Starting anew")
-        return kwargs
-
     def before_fit(self) -> None:
         """Refuse what cannot work before any other process starts."""
         processes = self.trainer.num_devices * self.trainer.num_nodes
         ranks = max(1, processes // getattr(self.trainer.strategy, "tensor_parallel_size", 1))
+        self.datamodule.keep_batch(read_sizes(self.config_init["fit"]["ckpt_path"]), self.model.config, ranks)
         self.model.config.check_sizes(self.datamodule.horizon, self.datamodule.envs_of_each(ranks))
 
     def after_fit(self) -> None:
@@ -352,7 +328,7 @@ def _check_checkpoint(path: str) -> None:
         raise ConfigurationError(
             "ckpt_path best needs the run that wrote it: give the path of its best.ckpt."
         )
-    if path in ("last", "hpc") or path.startswith("registry") or "://" in path or Path(path).is_dir():
+    if path in ("auto", "last", "hpc") or path.startswith("registry") or "://" in path or Path(path).is_dir():
         return
     if not Path(path).is_file():
         raise ConfigurationError(f"ckpt_path {path} does not exist: give the path of a checkpoint.")

@@ -417,7 +417,8 @@ class TestProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"},
+            env=os.environ
+            | {"PYTHONPATH": f"{Path.cwd()}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"},
         ) as process:
             wait_until(lambda: Path("ck/last.ckpt").exists(), process)
             process.send_signal(signal.SIGINT)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.commandline import QUICK, STEPS_PER_ITERATION, column, refused
+from tests.commandline import QUICK, STEPS_PER_ITERATION, column, refused, run
 
 ROOT = Path(__file__).parents[1]
 TWO = [*QUICK, "--trainer.devices=2", "--data.env=tests.faulty.Faulty"]
@@ -62,7 +62,7 @@ def test_torchrun_starts_again_where_the_last_checkpoint_was_written() -> None:
         "--standalone",
         "--nproc-per-node=2",
         "--max-restarts=1",
-        *("-m", "puffer_lightning", "fit", *TWO, *total, "--ckpt_path=last"),
+        *("-m", "puffer_lightning", "fit", *TWO, *total, "--ckpt_path=auto"),
         *fault("kill", rank=1, step=3 * 16 + 5, once=True),
     )
     assert done.returncode == 0, done.stderr
@@ -93,5 +93,26 @@ def test_refuses_what_cannot_work_before_any_process_starts(
     assert psutil.Process().children() == before
 
 
-def test_there_must_be_a_last_checkpoint_to_evaluate(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "ckpt_path is last, but there is none" in refused(capsys, "test", *QUICK, "--ckpt_path=last")
+@pytest.mark.parametrize("subcommand", ["fit", "test"])
+def test_there_must_be_a_last_checkpoint(subcommand: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, subcommand, *QUICK, "--ckpt_path=last")
+    assert "ckpt_path is last, but there is none: give the path of a checkpoint" in said
+    assert ("auto to start anew" in said) == (subcommand == "fit")
+
+
+def test_auto_starts_anew_but_evaluates_nothing_untrained(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert "ckpt_path is auto, but there is none" in refused(capsys, "test", *QUICK, "--ckpt_path=auto")
+    with caplog.at_level("INFO"):
+        run("fit", "--ckpt_path=auto")
+        run(
+            "fit",
+            "--ckpt_path=auto",
+            f"--data.total_timesteps={4 * STEPS_PER_ITERATION}",
+            "--model.gamma=0.9",
+        )
+    assert "Starting anew" in caplog.text
+    assert "Going on from lightning_logs/version_0/checkpoints/last.ckpt" in caplog.text
+    assert "data.total_timesteps: 384 → 512, model.gamma: 0.99 → 0.9" in caplog.text
+    assert list(column("train/entropy", version=1)) == [4 * STEPS_PER_ITERATION]

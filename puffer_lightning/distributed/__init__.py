@@ -2,7 +2,7 @@
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from puffer_lightning.distributed.agreement import check_same_options, check_same_tensors
+from puffer_lightning.distributed.agreement import check_same_options, check_same_tensors, flatten_options
 from puffer_lightning.distributed.broken_off import finish_reduction
 from puffer_lightning.distributed.clipping import clip_grad_norm
 from puffer_lightning.distributed.collectives import (
@@ -34,7 +34,7 @@ from puffer_lightning.distributed.gradient_sync import no_sync
 from puffer_lightning.distributed.measuring import COLLECTIVES, Communication, CommunicationMeter
 from puffer_lightning.distributed.preemption import Preemption
 from puffer_lightning.distributed.restarts import rejoin
-from puffer_lightning.distributed.seeding import derive_seed, share_seed
+from puffer_lightning.distributed.seeding import derive_seed, set_generator, share_seed
 from puffer_lightning.distributed.sharding import Sharding, Split, gathered, local_part, shard, split_layers
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "exchange_gradients",
     "explanation",
     "finish_reduction",
+    "flatten_options",
     "gather",
     "gather_rows",
     "gathered",
@@ -73,6 +74,7 @@ __all__ = [
     "rejoin",
     "seconds_waited",
     "set_data_parallel",
+    "set_generator",
     "shard",
     "share_seed",
     "shares_data",

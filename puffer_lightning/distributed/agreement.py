@@ -26,7 +26,7 @@ def check_same_options(options: Mapping[str, object]) -> None:
     Raises:
         ConfigurationError: On every rank; it names the options that differ, with their values.
     """
-    here = dict(_flatten(options))
+    here = dict(flatten_options(options))
     digest = hashlib.sha256(json.dumps(here, sort_keys=True).encode()).hexdigest()
     if len(set(gather(digest))) == 1:
         return
@@ -69,10 +69,16 @@ def check_same_tensors(tensors: Mapping[str, Tensor]) -> None:
         )
 
 
-def _flatten(options: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flatten_options(options: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Options nested at will by their dotted names, as JSON; what that does not know, by its ``repr``.
+
+    Args:
+        options: By name.
+        prefix: Of all names.
+    """
     for name, value in options.items():
         if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{name}.")
+            yield from flatten_options(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", json.dumps(value, default=repr, sort_keys=True)
 

@@ -4,6 +4,7 @@ import zlib
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from puffer_lightning.distributed.collectives import broadcast
 
@@ -24,6 +25,12 @@ def derive_seed(seed: int, purpose: str, rank: int = 0) -> int:
     """
     sequence = np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), rank])
     return int(sequence.generate_state(1)[0] >> 1)
+
+
+def set_generator(generator: torch.Generator, state: Tensor) -> None:
+    """Give a generator a saved state; it stays as it is if that is from another kind of device."""
+    if state.numel() == generator.get_state().numel():
+        generator.set_state(state.cpu())
 
 
 def share_seed() -> None:

@@ -11,9 +11,11 @@ from gymnasium.vector import VectorEnv
 from typing_extensions import override
 
 from puffer_lightning.distributed import Preemption, derive_seed, rank, shares_data, world_size
+from puffer_lightning.engines.elastic import kept_envs
 from puffer_lightning.envs import EnvSource, EnvWrapper, WorkerOptions, check_env, make_vector_env
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy
+from puffer_lightning.ppo import PPOConfig
 from puffer_lightning.rollout import (
     Actor,
     Collector,
@@ -117,6 +119,8 @@ class RolloutDataModule(L.LightningDataModule):
         self._split_envs = split_envs
         self._envs: dict[str, VectorEnv[Any, Any, Any]] = {}
         self._collector: Collector | None = None
+        self._total_envs: int | None = None
+        self._left: dict[str, Any] = {"lost": "none had begun"}
 
     @property
     def num_envs(self) -> int:
@@ -129,6 +133,8 @@ class RolloutDataModule(L.LightningDataModule):
         Raises:
             ConfigurationError: They are to be split and cannot be divided evenly.
         """
+        if self._total_envs is not None:
+            return self._total_envs // ranks
         if not self._split_envs:
             return self._num_envs
         if self._num_envs % ranks:
@@ -137,6 +143,13 @@ class RolloutDataModule(L.LightningDataModule):
                 f"{ranks}."
             )
         return self._num_envs // ranks
+
+    @property
+    def ranks_of_batch(self) -> int:
+        """The number of ranks that the sizes are of: that of the first run, if one is resumed."""
+        if self._total_envs is None or self._split_envs:
+            return world_size()
+        return self._total_envs // self._num_envs
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -214,14 +227,55 @@ class RolloutDataModule(L.LightningDataModule):
             )
         return self._envs[name]
 
+    def keep_batch(self, saved: dict[str, Any] | None, config: PPOConfig, ranks: int | None = None) -> None:
+        """Let the environments be as many as those of the run that is resumed, on all ranks together.
+
+        Args:
+            saved: The sizes of its rollouts, if one is resumed.
+            config: Divides rollouts into minibatches.
+            ranks: The number of ranks, if they have not come together yet.
+
+        Raises:
+            ConfigurationError: They cannot be divided among the ranks.
+        """
+        self._total_envs = kept_envs(saved, config, self._batch, ranks or world_size())
+        if "train" in self._envs and self._envs["train"].num_envs != self.num_envs:
+            self._envs.pop("train").close()
+
+    @property
+    def _batch(self) -> dict[str, Any]:
+        return {"num_envs": self._num_envs, "split_envs": self._split_envs, "horizon": self.horizon}
+
+    def leave(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Where the rollouts stand, see ``Collector.state_dict``, and the options that give their size."""
+        return self._left if self._collector is None else self._collector.state_dict(), self._batch
+
+    def take_up(self, left: dict[str, Any], env_steps: int, device: torch.device) -> str | None:
+        """Go on where the rollouts of another run stood.
+
+        Args:
+            left: See ``Collector.state_dict``.
+            env_steps: Steps of that run. New episodes are not those with which it began.
+            device: Where the policy is.
+
+        Returns:
+            Why its episodes do not go on, if so.
+        """
+        seed = derive_seed(torch.initial_seed(), f"resumed after {env_steps} steps")
+        self._collector = self._make_collector(seed, device)
+        return self._collector.load_state_dict(left)
+
     @override
     def setup(self, stage: str) -> None:
         """Make the environments of this rank, so that their spaces are known before the policy is built."""
+        if stage == "fit":
+            self._left = {"lost": "none had begun"}
         _ = self.training_env if stage == "fit" else self.evaluation_env
 
     @override
     def teardown(self, stage: str) -> None:
-        """Close the environments."""
+        """Close the environments; what they leave is still saved."""
+        self._left = self.leave()[0]
         self.close()
 
     @override
@@ -238,17 +292,17 @@ class RolloutDataModule(L.LightningDataModule):
     def collect(self, policy: Policy, act: Actor | None = None) -> Rollout:
         """The next rollout of the training environments, see :meth:`Collector.collect`."""
         if self._collector is None:
-            device, seed = policy.device, torch.initial_seed()
-            preemption = None
-            if self.preempt_at is not None and world_size() > 1:
-                preemption = Preemption(self.preempt_at)
-            self._collector = (
-                OverlappedCollector(self.training_env, self.horizon, seed, device, self.overlap)
-                if self.overlap
-                else Collector(self.training_env, self.horizon, seed, device, preemption)
-            )
+            self._collector = self._make_collector(torch.initial_seed(), policy.device)
         with policy.acting(uneven=self.overlap is not None or self.preempt_at is not None):
             return self._collector.collect(policy, act)
+
+    def _make_collector(self, seed: int, device: torch.device) -> Collector:
+        preemption = None
+        if self.preempt_at is not None and world_size() > 1:
+            preemption = Preemption(self.preempt_at)
+        if self.overlap:
+            return OverlappedCollector(self.training_env, self.horizon, seed, device, self.overlap)
+        return Collector(self.training_env, self.horizon, seed, device, preemption)
 
     def evaluate(self, policy: Policy, record: bool = False) -> Episodes:
         """Play this rank's share of the evaluation episodes; the same ones at each call.

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from gymnasium import Space
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -28,6 +29,7 @@ from puffer_lightning.distributed import (
 from puffer_lightning.engines.bad_batches import keeping_bad_batch
 from puffer_lightning.engines.checkpoints import check_same_policy
 from puffer_lightning.engines.datamodule import RolloutDataModule
+from puffer_lightning.engines.elastic import ENTRY
 from puffer_lightning.engines.optimizers import (
     LRScaling,
     Schedule,
@@ -40,6 +42,7 @@ from puffer_lightning.engines.optimizers import (
 )
 from puffer_lightning.engines.precision import autocast_dtype
 from puffer_lightning.engines.reports import report
+from puffer_lightning.engines.resume import leave, take_up
 from puffer_lightning.engines.steps import backward_and_optimizer
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import (
@@ -51,8 +54,6 @@ from puffer_lightning.policies import (
 )
 from puffer_lightning.ppo import Learner, PPOConfig
 from puffer_lightning.rollout import Episodes, Rollout
-
-_SAVED = "ppo"
 
 
 class PPO(L.LightningModule):
@@ -87,6 +88,7 @@ class PPO(L.LightningModule):
     Attributes:
         config: The coefficients; changes take effect at the next iteration.
         learner: The run's counters and statistics, once training is set up.
+        trained_by_fabric: What Fabric has wrapped, by name, while :func:`iterations` trains.
 
     Raises:
         ConfigurationError: An option is out of its range.
@@ -94,6 +96,7 @@ class PPO(L.LightningModule):
 
     policy: Policy
     learner: Learner
+    trained_by_fabric: dict[str, Any]
 
     def __init__(
         self,
@@ -162,7 +165,7 @@ class PPO(L.LightningModule):
             ConfigurationError: One of them cannot be made, or would need more than PPO gives it.
         """
         optimizer = make_optimizer(
-            self._make_optimizer, self.policy.parameters(), self._lr_scaling, world_size()
+            self._make_optimizer, self.policy.parameters(), self._lr_scaling, data.ranks_of_batch
         )
         if world_size() > 1:
             rank_zero_info(self._describe_batch(data, optimizer.param_groups[0]["lr"]))
@@ -170,17 +173,32 @@ class PPO(L.LightningModule):
         def progress() -> float:
             return self.env_steps / data.total_timesteps
 
-        return optimizer, make_scheduler(self._lr_schedule, self._warm_up_share, optimizer, progress)
+        scheduler = make_scheduler(self._lr_schedule, self._warm_up_share, optimizer, progress)
+        self._options = options_of(optimizer)
+        return optimizer, scheduler
 
     def start(self) -> Learner:
-        """Make the learner, once the policy is on its device; a checkpoint's counters carry over."""
+        """Make the learner, once the policy is on its device."""
         self.learner = Learner(
             self.policy, self.config, torch.initial_seed(), self._compile, self._sync_check_every
         )
-        if self._saved is not None:
-            self.learner.load_state_dict(self._saved)
-            self._saved = None
         return self.learner
+
+    def resume(
+        self, saved: dict[str, Any], data: RolloutDataModule, optimizer: Optimizer, scheduler: LRScheduler
+    ) -> None:
+        """Go on from what another run left, in place of ``start``.
+
+        Args:
+            saved: What it left, see :func:`~puffer_lightning.engines.resume.leave`.
+            data: The environments.
+            optimizer: With its state of that run. If the schedule has a name, its options win.
+            scheduler: Likewise.
+        """
+        take_up(saved, self.start, data)
+        if isinstance(self._lr_schedule, str):
+            assert isinstance(scheduler, LambdaLR)
+            apply_options(optimizer, scheduler, self._options)
 
     def _describe_batch(self, data: RolloutDataModule, learning_rate: float) -> str:
         ranks, parts = world_size(), self.config.accumulate_grad_batches
@@ -218,26 +236,25 @@ class PPO(L.LightningModule):
             self._saved = None
             if not self.trainer.current_epoch and hasattr(self, "learner"):
                 del self.learner
-            self._limit_iterations()
+            self._max_epochs = self.trainer.max_epochs
+            if (limit := self._limit_iterations()) is not None:
+                rank_zero_info(
+                    f"trainer.max_epochs ends the run after {limit} iterations: "
+                    f"{limit * self._data.steps_per_rollout} of {self._data.total_timesteps} environment "
+                    "steps; set it to -1 for all of them."
+                )
 
     @override
     def teardown(self, stage: str) -> None:
         if stage == "fit":
             self.trainer.fit_loop.max_epochs = self._max_epochs
 
-    def _limit_iterations(self) -> None:
-        wanted, limit = self._data.num_iterations, self.trainer.max_epochs
-        self._max_epochs = limit
-        self._limited = False
-        if limit is not None and 0 <= limit < wanted:
-            self._limited = True
-            rank_zero_info(
-                f"trainer.max_epochs ends the run after {limit} iterations: "
-                f"{limit * self._data.steps_per_rollout} of {self._data.total_timesteps} environment steps; "
-                "set it to -1 for all of them."
-            )
-        else:
-            self.trainer.fit_loop.max_epochs = wanted
+    def _limit_iterations(self, done: int = 0) -> int | None:
+        """Let the Trainer make all iterations after the ``done`` ones; returns its limit if that is less."""
+        wanted, limit = done + self._data.iterations_after(self.env_steps if done else 0), self._max_epochs
+        self._limited = limit is not None and 0 <= limit < wanted
+        self.trainer.fit_loop.max_epochs = limit if self._limited else wanted
+        return limit if self._limited else None
 
     @override
     def configure_model(self) -> None:
@@ -247,18 +264,15 @@ class PPO(L.LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         optimizer, scheduler = self.make_optimizer(self._data)
-        self._options = options_of(optimizer)
         return [optimizer], [scheduler]
 
     @override
     def on_train_start(self) -> None:
         if self._saved is not None:
-            check_same_options({"ckpt_path's environment steps": self.env_steps})
-            self.start()
-            optimizer, scheduler = self.trainer.optimizers[0], self.lr_schedulers()
-            if isinstance(self._lr_schedule, str):
-                assert isinstance(scheduler, LambdaLR)
-                apply_options(optimizer, scheduler, self._options)
+            scheduler = self.lr_schedulers()
+            assert isinstance(scheduler, LRScheduler)
+            self.resume(self._saved, self._data, self.trainer.optimizers[0], scheduler)
+            self._saved = None
         elif not hasattr(self, "learner"):
             self.start()
         self._backward, self._optimizer = backward_and_optimizer(self)
@@ -341,13 +355,13 @@ class PPO(L.LightningModule):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if hasattr(self, "learner"):
-            checkpoint[_SAVED] = self.learner.state_dict()
+            checkpoint[ENTRY] = leave(self.learner, self._data)
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if _SAVED not in checkpoint:
+        if "ranks" not in checkpoint.get(ENTRY, {}):
             raise ConfigurationError(
-                "ckpt_path names a checkpoint that PPO did not write: choose one of a PPO run."
+                "ckpt_path names a checkpoint that PPO did not write: choose one of this version of it."
             )
         if not hasattr(self, "policy"):
             raise ConfigurationError(
@@ -357,7 +371,12 @@ class PPO(L.LightningModule):
         # A strategy that shards the policy has loaded the weights itself.
         if "state_dict" in checkpoint:
             check_same_policy(self.policy, checkpoint["state_dict"])
-        self._saved = checkpoint[_SAVED]
+        self._saved = checkpoint[ENTRY]
+        if self._trainer is not None and self.trainer.state.fn is TrainerFn.FITTING:
+            self._data.keep_batch(self._saved["sizes"], self.config)
+            made = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+            # Lightning counts one that was interrupted, too; after the next one the limit is as it should be.
+            self._limit_iterations(made + 1 if self._data.iterations_after(self.env_steps) else made)
 
     @property
     def env_steps(self) -> int:

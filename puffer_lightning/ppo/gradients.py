@@ -123,7 +123,8 @@ def _in_smaller_parts(
         except torch.OutOfMemoryError:
             continue
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+            # In the parameter's own layout, as ``AccumulateGrad`` would: fused optimizers rely on it.
+            parameter.grad = None if gradient is None else torch.empty_like(parameter).copy_(gradient)
         return statistics
     raise ConfigurationError(
         "Out of memory even with microbatches of 1: set data.num_envs or data.horizon lower, or choose a "

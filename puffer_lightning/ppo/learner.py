@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from puffer_lightning.distributed import check_same_tensors, derive_seed, gather_rows, rank, world_size
+from puffer_lightning.distributed import (
+    check_same_tensors,
+    derive_seed,
+    gather_rows,
+    rank,
+    set_generator,
+    world_size,
+)
 from puffer_lightning.functional import running_returns, straggler_metrics
 from puffer_lightning.policies import Policy
 from puffer_lightning.ppo.config import PPOConfig
@@ -57,7 +64,7 @@ class Learner:
         self._sentinel = Sentinel()
         self._statistics = EpisodeStatistics()
         self._statistics_of: dict[str, EpisodeStatistics] = {}
-        # Of the episodes under way. Not saved: a resumed run starts new episodes.
+        # Of the episodes under way.
         self._discounted: Tensor | None = None
 
     def learn(
@@ -185,22 +192,36 @@ class Learner:
         return normalized
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, statistics and this rank's shuffling, for a checkpoint."""
+        """Counters, statistics and this rank's shuffling, for a checkpoint.
+
+        Returns:
+            ``rows``: what there is of each environment, tensors [N], while episodes are under way.
+        """
+        statistics = {"": self._statistics, **self._statistics_of}
         return {
             "env_steps": self.env_steps,
+            "iterations": self._iterations,
             "shuffling": self._generator.get_state(),
-            "statistics": self._statistics.state_dict(),
-            "statistics_by_type": {name: of.state_dict() for name, of in self._statistics_of.items()},
+            "statistics": {name: dict(of.state_dict()) for name, of in statistics.items()},
+            "rows": {} if self._discounted is None else {"discounted": self._discounted.cpu().clone()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where ``state_dict`` left off."""
-        self.env_steps = state["env_steps"]
-        self._generator.set_state(state["shuffling"].cpu())
-        self._statistics.load_state_dict(state["statistics"])
-        for name, saved in state["statistics_by_type"].items():
-            self._statistics_of[name] = EpisodeStatistics()
-            self._statistics_of[name].load_state_dict(saved)
+        """Take up where ``state_dict`` left off.
+
+        Args:
+            state: Without what is missing: a generator that is, stays as it is, and without ``rows`` new
+                episodes have begun.
+        """
+        self.env_steps, self._iterations = state["env_steps"], state["iterations"]
+        if "shuffling" in state:
+            set_generator(self._generator, state["shuffling"])
+        for name, saved in state["statistics"].items():
+            if name:
+                self._statistics_of[name] = EpisodeStatistics()
+            (self._statistics_of[name] if name else self._statistics).load_state_dict(saved)
+        if "discounted" in state.get("rows", {}):
+            self._discounted = state["rows"]["discounted"].to(self.policy.device)
 
 
 def _read(named: dict[str, Tensor]) -> Metrics:

@@ -7,7 +7,7 @@ from puffer_lightning.rollout.evaluation import Episodes, Trajectory, play
 from puffer_lightning.rollout.minibatches import Batch, flatten, make_batch, shuffled_indices
 from puffer_lightning.rollout.overlapped import OverlappedCollector
 from puffer_lightning.rollout.rollout import Rollout
-from puffer_lightning.rollout.statistics import EpisodeStatistics, episode_means
+from puffer_lightning.rollout.statistics import EpisodeStatistics, deal_statistics, episode_means
 
 __all__ = [
     "Actor",
@@ -20,6 +20,7 @@ __all__ = [
     "Rollout",
     "Trajectory",
     "check_overlap",
+    "deal_statistics",
     "episode_means",
     "finished_episodes",
     "flatten",

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from puffer_lightning.distributed import Preemption, derive_seed, rank
+from puffer_lightning.distributed import Preemption, derive_seed, rank, set_generator
+from puffer_lightning.envs.state import NoStateError, get_state, set_state
 from puffer_lightning.policies import Action, Policy, State, unmasked
 from puffer_lightning.rollout.buffers import DeviceBuffers, HostBuffers, RolloutBuffers, StepBuffers
 from puffer_lightning.rollout.episodes import finished_episodes
@@ -57,8 +58,10 @@ class Collector:
         self._stepper = self._begin(derive_seed(seed, "environments") + rank() * env.num_envs)
         self._under_way = torch.zeros(2, env.num_envs, dtype=torch.float64)
         self._preemption = preemption
+        self._between_rollouts = True
         self._buffers: RolloutBuffers | None = None
         self._state: State = ()
+        self._saved_state: list[Tensor] = []
 
     @torch.no_grad()
     def collect(self, policy: Policy, act: Actor | None = None) -> Rollout:
@@ -73,7 +76,8 @@ class Collector:
         """
         if self._buffers is None:
             self._buffers = self._allocate(policy)
-            self._state = policy.initial_state(self.env.num_envs, self.device)
+            self._state = self._first_state(policy)
+        self._between_rollouts = False
         buffers = self._buffers
         rollout = buffers.rollout
         rollout.began, rollout.state = time.perf_counter(), self._state
@@ -96,7 +100,62 @@ class Collector:
         rollout.episode_rows = ended.nonzero()[:, 1]
         rollout.agent_types = getattr(self.env, "agent_types", ())
         rollout.seconds = time.perf_counter() - rollout.began
+        self._between_rollouts = True
         return rollout
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where collecting stands, for a checkpoint.
+
+        Returns:
+            ``actions``, the generator of the actions' noise; ``rows``, what there is of each environment,
+            tensors [N, ...] or lists of N, nested by name; ``rest`` of the environments' state. Or, in place
+            of the last two, ``lost``: why the episodes under way cannot be resumed.
+        """
+        state: dict[str, Any] = {"actions": self._generator.get_state()}
+        if not self._between_rollouts:
+            return {**state, "lost": "the checkpoint was written within a rollout"}
+        try:
+            envs = get_state(self.env)
+        except NoStateError as reason:
+            return {**state, "lost": str(reason)}
+        memory = self._saved_state if self._buffers is None else tree_leaves(self._state)
+        rows = {
+            "environments": envs["rows"],
+            "stepper": self._stepper.state_dict(),
+            "under_way": self._under_way.t().to("cpu", copy=True),
+            "memory": {str(i): leaf.cpu().clone() for i, leaf in enumerate(memory)},
+        }
+        return {**state, "rows": rows, "rest": envs["rest"]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        """Take up where ``state_dict`` left off.
+
+        Args:
+            state: Without what is missing: a generator that is, stays as it is.
+
+        Returns:
+            Why the episodes that were under way are not, if so: then new ones have begun.
+        """
+        if "actions" in state:
+            set_generator(self._generator, state["actions"])
+        if "lost" in state:
+            return str(state["lost"])
+        rows = state["rows"]
+        try:
+            set_state(self.env, {"rows": rows["environments"], "rest": state["rest"]})
+            self._stepper.load_state_dict(rows["stepper"])
+        except (NoStateError, ValueError) as reason:
+            self._stepper.reset()
+            return str(reason)
+        self._under_way = rows["under_way"].t().clone()
+        self._saved_state = list(rows["memory"].values())
+        return None
+
+    def _first_state(self, policy: Policy) -> State:
+        leaves, spec = tree_flatten(policy.initial_state(self.env.num_envs, self.device))
+        if self._saved_state:
+            leaves = [leaf.to(self.device) for leaf in self._saved_state]
+        return tree_unflatten(leaves, spec)
 
     def _begin(self, seed: int) -> Stepper:
         """Reset the environments and take them up."""

@@ -1,5 +1,7 @@
 """Episode statistics over all ranks."""
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +44,35 @@ class EpisodeStatistics(nn.Module):
         """
         known = (~self.recent[0].isnan()).sum()
         return torch.stack((*self.recent.nansum(dim=1), known, self.episodes))
+
+
+def deal_statistics(
+    of_ranks: Sequence[Mapping[str, Mapping[str, Tensor]]], rank: int, ranks: int
+) -> dict[str, dict[str, Tensor]]:
+    """Deal the statistics of some ranks out to another number of ranks.
+
+    Args:
+        of_ranks: For each rank that left some, ``EpisodeStatistics.state_dict`` by type of agent.
+        rank: Whose share is returned.
+        ranks: How many there are to share.
+
+    Returns:
+        By type, a share of the episodes: the newest ones, as far as can be told.
+    """
+    shares = {}
+    for name in sorted(set().union(*of_ranks)):
+        left = [of[name] for of in of_ranks if name in of]
+        recent = torch.stack([state["recent"] for state in left], dim=-1).flatten(1)
+        newest_first = recent[:, ~recent[0].isnan()].flip(1)[:, rank::ranks]
+        share = torch.full_like(left[0]["recent"], torch.nan)
+        kept = min(newest_first.shape[1], share.shape[1])
+        share[:, share.shape[1] - kept :] = newest_first[:, :kept].flip(1)
+        episodes = sum(int(state["episodes"]) for state in left)
+        shares[name] = {
+            "recent": share,
+            "episodes": torch.tensor(episodes // ranks + (rank < episodes % ranks)),
+        }
+    return shares
 
 
 def episode_means(sums: Tensor) -> dict[str, Tensor]:

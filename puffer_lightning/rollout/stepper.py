@@ -8,7 +8,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import ACTION_MASK, MaskedObservations, MaskLayout, without_mask
@@ -103,6 +103,25 @@ class Stepper:
         if _mask_in(observations, infos):
             self._mask_layout = MaskLayout(self.env.single_action_space)
         self._see(observations, self._mask(observations, infos))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the policy acts on next and whose episode has ended: tensors [N, ...] on the host."""
+        seen = {str(i): _on_host(leaf) for i, leaf in enumerate(tree_leaves(self.observations))}
+        return {"observations": seen, "ended": _on_host(self._ended)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where ``state_dict`` left off, once the environments themselves have.
+
+        Raises:
+            ValueError: It is of other observations.
+        """
+        leaves, spec = tree_flatten(self.observations)
+        saved = list(state["observations"].values())
+        if [leaf.shape for leaf in saved] != [torch.Size(leaf.shape) for leaf in leaves]:
+            raise ValueError("the observations have other shapes")
+        seen = [_like(leaf, there) for leaf, there in zip(leaves, saved, strict=True)]
+        self.observations = self.given = tree_unflatten(seen, spec)
+        self._ended = _like(self._ended, state["ended"])
 
     def to_env(self, actions: Any) -> Any:
         """A batch of the environment's ``action_space``, tensors [N, ...], as the environment takes it."""
@@ -244,6 +263,15 @@ def make_stepper(env: VectorEnv[Any, Any, Any], seed: int | None = None) -> Step
         stepper = DeviceStepper(env)
     stepper.begin(observations, infos)
     return stepper
+
+
+def _on_host(leaf: Any) -> Tensor:
+    return torch.as_tensor(leaf).to("cpu", copy=True)
+
+
+def _like(leaf: Any, saved: Tensor) -> Any:
+    """A copy of a saved tensor as what it was saved from: an array, or a tensor on its device."""
+    return saved.to(leaf.device, copy=True) if isinstance(leaf, Tensor) else saved.numpy().copy()
 
 
 def _mask_in(observations: Any, infos: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from puffer_lightning.policies.encoders import MLPEncoder
-from puffer_lightning.policies.mlp import can_fuse, fast_tanh, mlp
+from puffer_lightning.policies.mlp import can_fuse, mlp, tanh_of_half
 
 SIZES = (3, 40, 5)
 
@@ -32,12 +32,18 @@ def by_layers(x: Tensor, parameters: list[Tensor], activation: str) -> Tensor:
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 100_000])
 def test_tanh(size: int) -> None:
     x = torch.linspace(-20, 20, size)
-    assert torch.allclose(fast_tanh(x.clone()), x.double().tanh().float(), rtol=0, atol=2e-7)
+    assert torch.allclose(tanh_of_half(2 * x), x.double().tanh().float(), rtol=0, atol=2e-7)
 
 
 def test_tanh_of_what_is_not_finite() -> None:
     x = torch.tensor([float("nan"), float("inf"), -float("inf")]).repeat(2000)
-    assert torch.allclose(fast_tanh(x.clone()), x.tanh(), equal_nan=True)
+    assert torch.allclose(tanh_of_half(2 * x), x.tanh(), equal_nan=True)
+
+
+def test_a_row_is_the_same_in_a_batch_of_any_size() -> None:
+    x, parameters = torch.randn(2000, 3), make_parameters(torch.float32, (3, 64, 64))
+    parts = torch.cat([mlp(part, parameters, "tanh") for part in x.split(7)])
+    assert torch.allclose(mlp(x, parameters, "tanh"), parts, rtol=0, atol=5e-7)
 
 
 @pytest.mark.parametrize("rows", [2, 200])
@@ -88,3 +94,9 @@ def test_elsewhere_the_layers_compute() -> None:
     assert not can_fuse(x.to("meta"), "tanh")
     with torch.autocast("cpu", torch.bfloat16):
         assert not can_fuse(x, "tanh")
+
+
+def test_gradients_lie_in_memory_as_their_parameters_do() -> None:
+    parameters = make_parameters(torch.float32)
+    gradients = torch.autograd.grad(mlp(torch.randn(9, 3), parameters, "tanh").sum(), parameters)
+    assert [gradient.stride() for gradient in gradients] == [part.stride() for part in parameters]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from puffer_lightning.distributed import global_sum
-from puffer_lightning.rollout import EpisodeStatistics, episode_means
+from puffer_lightning.rollout import EpisodeStatistics, deal_statistics, episode_means
 from tests.distributed.processes import run_ranks
 
 
@@ -87,3 +87,34 @@ def test_ranks_agree_on_the_mean_of_all_their_episodes(of_two_ranks: list[list[d
 
 def test_each_rank_keeps_its_own_episodes(of_two_ranks: list[list[dict[str, Any]]]) -> None:
     assert of_two_ranks[0][1] == {"episode_return": 6.0, "episode_length": 60.0, "episodes": 5}
+
+
+def left_by(*returns: float, types: tuple[str, ...] = ("",)) -> dict[str, dict[str, Tensor]]:
+    statistics = EpisodeStatistics(window=4)
+    statistics.update(*episodes(*returns))
+    return {name: dict(statistics.state_dict()) for name in types}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_dealt_out_to_other_ranks_no_episode_is_lost_and_the_newest_are_kept(ranks: int) -> None:
+    left = [left_by(1.0, 2.0, 3.0), left_by(4.0, 5.0, 6.0, 7.0, 8.0, 9.0)]
+    kept: list[float] = []
+    counted = 0
+    for rank in range(ranks):
+        share = EpisodeStatistics(window=4)
+        share.load_state_dict(deal_statistics(left, rank, ranks)[""])
+        known = share.recent[:, ~share.recent[0].isnan()]
+        assert torch.equal(known[1], known[0] * 10)
+        kept += known[0].tolist()
+        counted += int(share.episodes)
+        share.update(*episodes(10.0))
+        assert share.recent[0, -1] == 10.0
+    assert counted == 9
+    # Of one rank as many as its window takes, the last of each rank first.
+    assert sorted(kept) == ([2.0, 3.0, 8.0, 9.0] if ranks == 1 else [1.0, 2.0, 3.0, 6.0, 7.0, 8.0, 9.0])
+
+
+def test_types_of_agents_are_dealt_out_apart() -> None:
+    left = [left_by(1.0, types=("", "fox")), left_by(2.0, types=("", "hare"))]
+    dealt = deal_statistics(left, 0, 1)
+    assert {name: int(of["episodes"]) for name, of in dealt.items()} == {"": 2, "fox": 1, "hare": 1}

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from puffer_lightning.envs.shared_memory.faults import WorkerError
 from puffer_lightning.envs.shared_memory.layout import SharedBatch, tree_leaves, tree_map, writer
+from puffer_lightning.envs.state import NoStateError, get_env_state, set_env_state
 
 
 class RowInfo(NamedTuple):
@@ -109,6 +110,27 @@ class Slice:
                     infos.append(RowInfo(row, info, {}))
         self._refuse_non_finite_resets()
         return Outcome(infos, [])
+
+    def get_states(self) -> list[dict[str, Any] | str]:
+        """The state of each environment, or why it offers none."""
+        states: list[dict[str, Any] | str] = []
+        for env, ended in zip(self.envs, self._ended, strict=True):
+            try:
+                states.append({"layers": get_env_state(env), "ended": ended})
+            except NoStateError as reason:
+                states.append(str(reason))
+        return states
+
+    def set_states(self, states: Sequence[dict[str, Any]]) -> list[str]:
+        """Take up what ``get_states`` returned; why some environments cannot, if so."""
+        reasons = []
+        for index, (env, state) in enumerate(zip(self.envs, states, strict=True)):
+            self._ended[index] = state["ended"]
+            try:
+                set_env_state(env, state["layers"])
+            except NoStateError as reason:
+                reasons.append(str(reason))
+        return reasons
 
     def step(self) -> Outcome | None:
         """Step the environments; ``None`` if there is nothing to say beyond the shared arrays."""

@@ -35,6 +35,7 @@ from puffer_lightning.envs.shared_memory.layout import SharedBatch, check_space,
 from puffer_lightning.envs.shared_memory.stepping import Outcome
 from puffer_lightning.envs.shared_memory.supervisor import Supervisor
 from puffer_lightning.envs.shared_memory.worker import Job
+from puffer_lightning.envs.state import NoStateError
 from puffer_lightning.errors import ConfigurationError
 
 Flags = NDArray[np.bool_]
@@ -405,6 +406,32 @@ class SharedMemoryVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         if len(values) != self.num_envs:
             raise ValueError(f"got {len(values)} values for {self.num_envs} environments")
         self._ask("set", name, values)
+
+    def get_state(self) -> dict[str, Any]:
+        """The state of every environment; see :class:`~puffer_lightning.envs.state.SupportsState`.
+
+        Raises:
+            NoStateError: They do not offer it.
+        """
+        states = self._ask("get_states", "", [None] * self.num_envs)
+        for state in states:
+            if isinstance(state, str):
+                raise NoStateError(state)
+        return {
+            "environments": [state["layers"] for state in states],
+            "ended": np.array([state["ended"] for state in states]),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take up what ``get_state`` returned, on any number of workers.
+
+        Raises:
+            NoStateError: It is of other environments.
+        """
+        rows = zip(state["environments"], state["ended"].tolist(), strict=True)
+        reasons = self._ask("set_states", "", [{"layers": layers, "ended": ended} for layers, ended in rows])
+        if reasons:
+            raise NoStateError(reasons[0])
 
     def _ask(self, action: str, name: str, arguments: list[Any]) -> tuple[Any, ...]:
         self._check_open()

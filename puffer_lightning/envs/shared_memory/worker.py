@@ -129,6 +129,10 @@ def _serve(part: Slice, line: WorkerEnd) -> None:
 def _answer(part: Slice, name: str, arguments: tuple[Any, ...]) -> Any:
     if name == "reset":
         return part.reset(*arguments)
+    if name == "get_states":
+        return part.get_states()
+    if name == "set_states":
+        return part.set_states(arguments[-1])
     action: Callable[..., Any] = {"call": _call, "set": _set}[name]
     results = []
     for row, env, argument in zip(part.rows, part.envs, arguments[-1], strict=True):
