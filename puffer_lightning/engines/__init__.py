@@ -3,6 +3,7 @@
 from puffer_lightning.engines.datamodule import RolloutDataModule
 from puffer_lightning.engines.fabric import iterations, save_checkpoint
 from puffer_lightning.engines.module import PPO
+from puffer_lightning.engines.profiling import PhaseProfiler
 from puffer_lightning.engines.strategies import DDP, FSDP, FabricDDP, FabricFSDP
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "PPO",
     "FabricDDP",
     "FabricFSDP",
+    "PhaseProfiler",
     "RolloutDataModule",
     "iterations",
     "save_checkpoint",

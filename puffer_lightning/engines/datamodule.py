@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from puffer_lightning.distributed import Preemption, derive_seed, rank, shares_data, world_size
 from puffer_lightning.engines.elastic import kept_envs
+from puffer_lightning.engines.profiling import measure_with
 from puffer_lightning.envs import EnvSource, EnvWrapper, WorkerOptions, check_env, make_vector_env
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy
@@ -20,11 +21,13 @@ from puffer_lightning.rollout import (
     Actor,
     Collector,
     Episodes,
+    Measure,
     Overlap,
     OverlappedCollector,
     Rollout,
     check_overlap,
     play,
+    unmeasured,
 )
 
 # More environments than this would step mostly finished ones while the last episodes end.
@@ -289,12 +292,12 @@ class RolloutDataModule(L.LightningDataModule):
             self._envs.popitem()[1].close()
         self._collector = None
 
-    def collect(self, policy: Policy, act: Actor | None = None) -> Rollout:
+    def collect(self, policy: Policy, act: Actor | None = None, measure: Measure = unmeasured) -> Rollout:
         """The next rollout of the training environments, see :meth:`Collector.collect`."""
         if self._collector is None:
             self._collector = self._make_collector(torch.initial_seed(), policy.device)
         with policy.acting(uneven=self.overlap is not None or self.preempt_at is not None):
-            return self._collector.collect(policy, act)
+            return measure("rollout", self._collector.collect)(policy, act, measure)
 
     def _make_collector(self, seed: int, device: torch.device) -> Collector:
         preemption = None
@@ -318,7 +321,9 @@ class RolloutDataModule(L.LightningDataModule):
 
     @override
     def train_dataloader(self) -> "_Once":
-        return _Once(lambda: _Sealed(self.collect(self._module.policy, self._module.learner.act)))
+        assert self.trainer is not None
+        measure = measure_with(self.trainer)
+        return _Once(lambda: _Sealed(self.collect(self._module.policy, self._module.learner.act, measure)))
 
     @override
     def val_dataloader(self) -> "_Once":

@@ -41,6 +41,7 @@ from puffer_lightning.engines.optimizers import (
     options_of,
 )
 from puffer_lightning.engines.precision import autocast_dtype
+from puffer_lightning.engines.profiling import measure_with
 from puffer_lightning.engines.reports import report
 from puffer_lightning.engines.resume import leave, take_up
 from puffer_lightning.engines.steps import backward_and_optimizer
@@ -276,6 +277,7 @@ class PPO(L.LightningModule):
         elif not hasattr(self, "learner"):
             self.start()
         self._backward, self._optimizer = backward_and_optimizer(self)
+        self._measure = measure_with(self.trainer)
 
     @override
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
@@ -285,12 +287,13 @@ class PPO(L.LightningModule):
         assert self.trainer.strategy.model is not None
         # The policy autocasts, and nothing else; the Trainer would, backward passes included.
         with torch.autocast(self.device.type, enabled=False), keeping_bad_batch(self.trainer):
-            metrics = self.learner.learn(
+            metrics = self._measure("update", self.learner.learn)(
                 rollout,
                 self._optimizer,
                 backward=self._backward,
                 no_sync=partial(no_sync, self.trainer.strategy.model),
                 finish=partial(finish_reduction, self.trainer.strategy.model),
+                measure=self._measure,
             )
         scheduler.step()
         if not self._limited:

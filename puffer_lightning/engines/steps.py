@@ -13,6 +13,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
+from puffer_lightning.engines.profiling import PhaseProfiler
+
 _HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
 
 
@@ -39,7 +41,7 @@ def _is_heard(module: L.LightningModule) -> bool:
     return not (
         type(trainer.strategy) is SingleDeviceStrategy
         and type(trainer.strategy.precision_plugin) is Precision
-        and isinstance(trainer.profiler, PassThroughProfiler)  # type: ignore[attr-defined]
+        and isinstance(trainer.profiler, PassThroughProfiler | PhaseProfiler)  # type: ignore[attr-defined]
         and not any(is_overridden(hook, module, L.LightningModule) for hook in (*_HOOKS, "backward"))
         and not any(is_overridden(hook, c, L.Callback) for hook in _HOOKS for c in trainer.callbacks)  # type: ignore[attr-defined]
     )

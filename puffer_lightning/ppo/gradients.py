@@ -21,7 +21,7 @@ Finish = Callable[[Sequence[nn.Parameter]], object]
 
 def minibatch_gradients(
     policy: Policy,
-    batch: Batch,
+    take: Callable[[Tensor], Batch],
     indices: Tensor,
     loss_function: LossFunction,
     config: PPOConfig,
@@ -37,8 +37,8 @@ def minibatch_gradients(
 
     Args:
         policy: The policy, as the strategy set it up; no parameter has a gradient.
-        batch: The whole rollout.
-        indices: Of the minibatch's transitions or sequences.
+        take: The transitions or sequences of these indices.
+        indices: Of the minibatch's.
         loss_function: The loss.
         config: The coefficients.
         backward: Runs the backward pass of a loss.
@@ -63,7 +63,7 @@ def minibatch_gradients(
                 # There are no gradients before the first backward pass.
                 before = _versions(inner) if number > 1 else ()
             with nullcontext() if last else no_sync():
-                loss, of_part = loss_function(policy, batch.take(rows))
+                loss, of_part = loss_function(policy, take(rows))
                 backward(loss)
             statistics = of_part if statistics is None else statistics + of_part
         assert statistics is not None
@@ -80,7 +80,7 @@ def minibatch_gradients(
             pairs = zip(missing, before or [None] * len(missing), _versions(inner), strict=True)
             missing = [parameter for parameter, old, new in pairs if old == new]
     # Only here has the traceback let go of the graph.
-    statistics = _in_smaller_parts(inner, missing, batch, indices, loss_function, config)
+    statistics = _in_smaller_parts(inner, missing, take, indices, loss_function, config)
     if finish is not None:
         finish(missing)
     return statistics
@@ -99,7 +99,7 @@ def _versions(policy: Policy) -> list[int | None]:
 def _in_smaller_parts(
     policy: Policy,
     parameters: Sequence[nn.Parameter],
-    batch: Batch,
+    take: Callable[[Tensor], Batch],
     indices: Tensor,
     loss_function: LossFunction,
     config: PPOConfig,
@@ -115,7 +115,7 @@ def _in_smaller_parts(
         statistics = torch.zeros(len(STATISTICS), device=indices.device)
         try:
             for rows in indices.chunk(config.accumulate_grad_batches):
-                loss, of_part = loss_function(policy, batch.take(rows))
+                loss, of_part = loss_function(policy, take(rows))
                 of_rows: Sequence[Tensor | None] = torch.autograd.grad(loss, parameters, allow_unused=True)
                 pairs = zip(gradients, of_rows, strict=True)
                 gradients = [new if old is None else old if new is None else old + new for old, new in pairs]

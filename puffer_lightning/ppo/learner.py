@@ -26,7 +26,7 @@ from puffer_lightning.ppo.gradients import Finish
 from puffer_lightning.ppo.loss import minibatch_loss
 from puffer_lightning.ppo.sentinel import Sentinel
 from puffer_lightning.ppo.update import update
-from puffer_lightning.rollout import Actor, EpisodeStatistics, Rollout, episode_means
+from puffer_lightning.rollout import Actor, EpisodeStatistics, Measure, Rollout, episode_means, unmeasured
 
 Metrics = dict[str, float]
 
@@ -76,6 +76,7 @@ class Learner:
         no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
         finish: Finish | None = None,
         policy: Policy | None = None,
+        measure: Measure = unmeasured,
     ) -> Metrics:
         """Train on a rollout.
 
@@ -86,6 +87,7 @@ class Learner:
             no_sync: Likewise.
             finish: Likewise.
             policy: The policy as the engine wrapped it, if it did.
+            measure: See :func:`~puffer_lightning.ppo.update`.
 
         Returns:
             The iteration's metrics by their logged names, over all ranks: ``rollout/…`` of the last episodes,
@@ -112,6 +114,7 @@ class Learner:
             no_sync=no_sync,
             finish=finish,
             loss_function=self._loss,
+            measure=measure,
         )
         if self.policy.observation_normalizer is not None:
             # Only now: the update has to see the observations as the rollout's policy saw them.

@@ -21,7 +21,7 @@ from puffer_lightning.ppo.config import PPOConfig
 from puffer_lightning.ppo.gradients import Finish, minibatch_gradients
 from puffer_lightning.ppo.loss import STATISTICS, minibatch_loss
 from puffer_lightning.ppo.steps import step_if_finite
-from puffer_lightning.rollout import Batch, Rollout, make_batch, shuffled_indices
+from puffer_lightning.rollout import Batch, Measure, Rollout, make_batch, shuffled_indices, unmeasured
 
 LossFunction = Callable[..., tuple[Tensor, Tensor]]
 
@@ -38,6 +38,7 @@ def update(
     finish: Finish | None = None,
     clip: Callable[[float], Tensor] | None = None,
     loss_function: LossFunction = minibatch_loss,
+    measure: Measure = unmeasured,
 ) -> dict[str, Tensor]:
     """Train the policy on a rollout.
 
@@ -63,6 +64,7 @@ def update(
             other ranks waiting; None if gradients are not reduced.
         clip: Scales gradients down to a global norm and returns the norm they had.
         loss_function: Stands in for :func:`minibatch_loss`, such as a compiled version of it.
+        measure: Has the phases of the update measured.
 
     Returns:
         Scalars on the device, equal on all ranks: ``policy_loss``, ``value_loss``, ``entropy``,
@@ -84,7 +86,11 @@ def update(
     explained = explained_variance_sums(batch.values, batch.returns, batch.valid)
     order = shuffled_indices(batch.size, config.update_epochs, generator)
     means, stds, weights = _minibatch_moments(batch.advantages, batch.valid, order, config)
-    clip = clip or (lambda norm: clip_grad_norm(policy.parameters(), norm))
+    take = measure("update/gather", batch.take)
+    loss_function = measure("update/forward", loss_function)
+    backward = measure("update/backward", backward)
+    clip = measure("update/step", clip or (lambda norm: clip_grad_norm(policy.parameters(), norm)))
+    step = measure("update/step", step_if_finite)
 
     statistics: list[Tensor] = []
     norms: list[Tensor] = []
@@ -98,11 +104,11 @@ def update(
 
             statistics.append(
                 minibatch_gradients(
-                    policy, batch, indices, loss, config, backward=backward, no_sync=no_sync, finish=finish
+                    policy, take, indices, loss, config, backward=backward, no_sync=no_sync, finish=finish
                 )
             )
             norms.append(clip(config.max_grad_norm))
-            step_if_finite(optimizer, norms[-1])
+            step(optimizer, norms[-1])
         if config.target_kl is not None:
             of_pass = slice(-config.num_minibatches, None)
             if _moved_too_far(statistics[of_pass], norms[of_pass], config.target_kl):

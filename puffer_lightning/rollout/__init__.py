@@ -6,6 +6,7 @@ from puffer_lightning.rollout.episodes import finished_episodes
 from puffer_lightning.rollout.evaluation import Episodes, Trajectory, play
 from puffer_lightning.rollout.minibatches import Batch, flatten, make_batch, shuffled_indices
 from puffer_lightning.rollout.overlapped import OverlappedCollector
+from puffer_lightning.rollout.phases import Measure, unmeasured
 from puffer_lightning.rollout.rollout import Rollout
 from puffer_lightning.rollout.statistics import EpisodeStatistics, deal_statistics, episode_means
 
@@ -15,6 +16,7 @@ __all__ = [
     "Collector",
     "EpisodeStatistics",
     "Episodes",
+    "Measure",
     "Overlap",
     "OverlappedCollector",
     "Rollout",
@@ -27,4 +29,5 @@ __all__ = [
     "make_batch",
     "play",
     "shuffled_indices",
+    "unmeasured",
 ]

@@ -15,6 +15,7 @@ from puffer_lightning.envs.state import NoStateError, get_state, set_state
 from puffer_lightning.policies import Action, Policy, State, unmasked
 from puffer_lightning.rollout.buffers import DeviceBuffers, HostBuffers, RolloutBuffers, StepBuffers
 from puffer_lightning.rollout.episodes import finished_episodes
+from puffer_lightning.rollout.phases import Measure, unmeasured
 from puffer_lightning.rollout.rollout import Rollout
 from puffer_lightning.rollout.stepper import DeviceStepper, Stepper, make_stepper
 
@@ -64,12 +65,13 @@ class Collector:
         self._saved_state: list[Tensor] = []
 
     @torch.no_grad()
-    def collect(self, policy: Policy, act: Actor | None = None) -> Rollout:
+    def collect(self, policy: Policy, act: Actor | None = None, measure: Measure = unmeasured) -> Rollout:
         """Collect the next rollout.
 
         Args:
             policy: Chooses the actions; its parameters must stay as they are during the call.
             act: Stands in for ``policy.act``, such as a compiled version of it.
+            measure: Has the phases of the rollout measured.
 
         Returns:
             The rollout, in memory that the next call overwrites.
@@ -86,13 +88,13 @@ class Collector:
             self._preemption.begin()
         # One draw for the whole rollout: an action's noise depends on its step and environment alone.
         policy.head.fill_noise(buffers.noise, self._generator)
-        self._fill(policy, act or policy.act)
+        self._fill(policy, measure("rollout/policy", act or policy.act), measure)
         steps = buffers.flush()
         if rollout.preempted_at is not None:
             _drop(rollout.preempted_at, rollout, steps)
         elif self._preemption is not None:
             self._preemption.finish()
-        self._fill_next_values(policy, buffers)
+        measure("rollout/policy", self._fill_next_values)(policy, buffers)
         ended = steps["terminated"] | steps["truncated"]
         rollout.episode_returns, rollout.episode_lengths, self._under_way = finished_episodes(
             steps["rewards"], steps["valid"], ended, self._under_way.to(ended.device)
@@ -166,19 +168,24 @@ class Collector:
         kind = DeviceBuffers if isinstance(self._stepper, DeviceStepper) else HostBuffers
         return kind(self._stepper.observations, policy, self.horizon, self.device)
 
-    def _fill(self, policy: Policy, act: Actor) -> None:
+    def _fill(self, policy: Policy, act: Actor, measure: Measure) -> None:
         """Make the T · N steps, or fewer if told to, and leave the policy's state as it is after them."""
         stepper, buffers, head, state = self._stepper, self._buffers, policy.head, self._state
         assert isinstance(buffers, StepBuffers)
+        write_observations = measure("rollout/copy", buffers.write_observations)
+        write_action = measure("rollout/copy", buffers.write_action)
+        write_step = measure("rollout/copy", buffers.write_step)
+        to_env = measure("rollout/copy", lambda actions: stepper.to_env(head.to_env(actions)))
+        step_env = measure("rollout/env", stepper.step)
         for t in range(self.horizon):
             if self._preempted(t):
                 buffers.rollout.preempted_at = t
                 break
-            observations, noise = buffers.write_observations(t, stepper.observations)
+            observations, noise = write_observations(t, stepper.observations)
             action = act(observations, noise, state)
-            buffers.write_action(t, action)
-            step = stepper.step(stepper.to_env(head.to_env(action.actions)))
-            buffers.write_step(t, step, action.state)
+            write_action(t, action)
+            step = step_env(to_env(action.actions))
+            write_step(t, step, action.state)
             state = policy.restart(action.state, torch.as_tensor(step.started, device=self.device))
         self._state = state
 

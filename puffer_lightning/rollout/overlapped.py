@@ -16,6 +16,7 @@ from puffer_lightning.policies import Policy, State
 from puffer_lightning.rollout.batch_buffers import BatchBuffers, Places
 from puffer_lightning.rollout.batch_stepper import BatchStepper, Overlap, check_overlap
 from puffer_lightning.rollout.collector import Actor, Collector
+from puffer_lightning.rollout.phases import Measure
 from puffer_lightning.rollout.turns import Turns
 
 
@@ -66,9 +67,14 @@ class OverlappedCollector(Collector):
         return BatchBuffers(self._stepper.observations, policy, self.horizon, self.device)
 
     @override
-    def _fill(self, policy: Policy, act: Actor) -> None:
+    def _fill(self, policy: Policy, act: Actor, measure: Measure) -> None:
         stepper, buffers, num_envs = self._stepper, self._buffers, self.env.num_envs
         batch_size = num_envs // 2 if self._halves else cast(SupportsSendRecv, self.env).batch_size
+        write_observations = measure("rollout/copy", buffers.write_observations)
+        write_action = measure("rollout/copy", buffers.write_action)
+        write_step = measure("rollout/copy", buffers.write_step)
+        to_env = measure("rollout/copy", lambda actions: stepper.to_env(policy.head.to_env(actions)))
+        send, receive = measure("rollout/env", stepper.send), measure("rollout/env", stepper.receive)
         turns, times = Turns(self.horizon, num_envs, batch_size), np.zeros(num_envs, dtype=np.intp)
         stepping: deque[NDArray[np.intp]] = deque()
         # Rows of it are replaced; what it was before is kept with the rollout.
@@ -77,16 +83,16 @@ class OverlappedCollector(Collector):
             env_ids = turns.take()
             if env_ids is not None:
                 at = Places(times[env_ids], env_ids)
-                observations, noise = buffers.write_observations(at, stepper.observations)
+                observations, noise = write_observations(at, stepper.observations)
                 action = act(observations, noise, self._state_of(env_ids))
-                buffers.write_action(at, action)
+                write_action(at, action)
                 self._replace_state(env_ids, action.state)
-                stepper.send(stepper.to_env(policy.head.to_env(action.actions)), env_ids)
+                send(to_env(action.actions), env_ids)
                 stepping.append(env_ids)
                 continue
-            env_ids, step = stepper.receive(stepping.popleft() if self._halves else None)
+            env_ids, step = receive(stepping.popleft() if self._halves else None)
             state = self._state_of(env_ids)
-            buffers.write_step(Places(times[env_ids], env_ids), step, state)
+            write_step(Places(times[env_ids], env_ids), step, state)
             if tree_leaves(state):
                 started = torch.as_tensor(step.started, device=self.device)
                 self._replace_state(env_ids, policy.restart(state, started))

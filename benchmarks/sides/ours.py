@@ -1,0 +1,148 @@
+"""``puffer_lightning``, as its command line trains: Trainer, logger, progress display and checkpoints."""
+
+import contextlib
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from puffer_lightning.cli import PufferCLI
+from puffer_lightning.ppo import PPOConfig
+from sides.clock import Clock, SolveClock
+from sides.work import Work
+
+
+class _Fit(PufferCLI):
+    """``fit`` with a callback that measures, and without the evaluation after it."""
+
+    callback: Callback
+
+    def before_fit(self) -> None:
+        super().before_fit()
+        self.trainer.callbacks.append(self.callback)
+
+    def after_fit(self) -> None:
+        pass
+
+
+class _Bare(_Fit):
+    """The same functions in a loop of four lines."""
+
+    def fit(self, **kwargs: object) -> None:
+        model, data, clock = self.model, self.datamodule, self.callback.clock  # type: ignore[attr-defined]
+        model.build(data)
+        optimizer, scheduler = model.make_optimizer(data)
+        learner = model.start()
+        while not clock.tick():
+            self.metrics = learner.learn(data.collect(model.policy, learner.act), optimizer)
+            scheduler.step()
+        data.close()
+
+
+class _Ticks(Callback):
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.inside, self.mean_return = clock, 0.0, math.nan
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.clock.tick()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        if self.clock.timing:
+            self.inside += sum(pl_module.learner.rank_seconds[0])
+        if (mean_return := trainer.callback_metrics.get("rollout/episode_return")) is not None:
+            self.mean_return = mean_return.item()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.clock.tick()
+
+
+class _Solves(Callback):
+    def __init__(self) -> None:
+        self.clock = SolveClock()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.clock.begin()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        of = trainer.callback_metrics
+        finished = trainer.current_epoch + 1 == trainer.max_epochs
+        steps = self.clock.limit if finished else pl_module.env_steps
+        episodes = int(of["rollout/episodes"])
+        trainer.should_stop |= self.clock.over(steps, episodes, lambda: of["rollout/episode_return"].item())
+
+
+def config(work: Work, iterations: int) -> dict[str, Any]:
+    """The work in words of the command line."""
+    name, options = {
+        "separate": ("MLPPolicy", {"hidden_sizes": work.hidden_sizes, "activation": work.activation}),
+        "shared": (
+            "MLPPolicy",
+            {"hidden_sizes": work.hidden_sizes, "activation": work.activation, "shared": True},
+        ),
+        "nature": ("CNNPolicy", {"hidden_size": work.hidden_sizes[0]}),
+        "lstm": ("LSTMPolicy", {"encoder_size": work.hidden_sizes[0], "hidden_size": work.hidden_sizes[0]}),
+    }[work.network]
+    data = {
+        "env": work.env,
+        "num_envs": work.num_envs,
+        "horizon": work.horizon,
+        "total_timesteps": iterations * work.steps,
+    }
+    model = {
+        "policy": {"class_path": f"puffer_lightning.policies.{name}", "init_args": options},
+        "optimizer": {
+            "class_path": "torch.optim.Adam",
+            "init_args": {"lr": work.learning_rate, "eps": 1e-5, "fused": True},
+        },
+        "lr_schedule": "constant",
+    }
+    model |= {name: value for name, value in vars(work).items() if name in PPOConfig.__dataclass_fields__}
+    # Environments in torch go where the policy goes; all else is measured on the CPU.
+    on_gpu = work.env.startswith("puffer/Torch") and torch.cuda.is_available()
+    trainer: dict[str, Any] = {"limit_val_batches": 0, "accelerator": "gpu" if on_gpu else "cpu"}
+    if on_gpu:
+        data["env_kwargs"] = {"device": "cuda"}
+    sections = {"data": data, "model": model, "trainer": trainer}
+    return {name: section | work.options.get(name, {}) for name, section in sections.items()}
+
+
+def run(work: Work, seed: int, threads: int | None, side: type[_Fit] = _Fit) -> dict[str, float | None]:
+    """Train as the work says."""
+    clock = Clock(work, threads)
+    Path("work.yaml").write_text(json.dumps(config(work, clock.total)))
+    cli = _silently(side, _Ticks(clock), ["--config", "work.yaml", "--seed_everything", str(seed)])
+    if side is _Bare:
+        return clock.result(cli.metrics.get("rollout/episode_return", math.nan))
+    outside = 1 - cli.callback.inside / clock.seconds
+    return clock.result(cli.callback.mean_return) | {"outside": outside}
+
+
+def run_bare(work: Work, seed: int, threads: int | None) -> dict[str, float | None]:
+    """Train the same without the Trainer."""
+    return run(work, seed, threads, _Bare)
+
+
+def profile(work: Work, seed: int, threads: int | None) -> dict[str, float]:
+    """Milliseconds of each phase of an iteration."""
+    clock = Clock(work, threads)
+    options = config(work, clock.total)
+    options["trainer"]["profiler"] = {"class_path": "puffer_lightning.PhaseProfiler"}
+    Path("work.yaml").write_text(json.dumps(options))
+    cli = _silently(_Fit, _Ticks(clock), ["--config", "work.yaml", "--seed_everything", str(seed)])
+    milliseconds: dict[str, float] = cli.trainer.profiler.milliseconds()
+    return milliseconds
+
+
+def solve(seed: int) -> dict[str, float | None]:
+    """Train the default task until it is solved."""
+    args = ["--config", "ppo.yaml", "--trainer.limit_val_batches", "0", "--seed_everything", str(seed)]
+    return _silently(_Fit, _Solves(), args).callback.clock.outcome  # type: ignore[no-any-return]
+
+
+def _silently(side: type[_Fit], callback: Callback, args: list[str]) -> Any:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return type("CLI", (side,), {"callback": callback})(["fit", *args])
