@@ -1,17 +1,21 @@
 """The gradients of one minibatch, microbatch by microbatch, in as much memory as there is."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from puffer_lightning.distributed import shares_data
+from puffer_lightning.distributed import shares_data, world_size
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy
 from puffer_lightning.ppo.config import PPOConfig
 from puffer_lightning.ppo.loss import STATISTICS
 from puffer_lightning.rollout import Batch
+
+# With 128 features, 4 MiB each: two minibatches of 32768 take two thirds of the time they take whole.
+_CACHED_ROWS = 8192
 
 LossFunction = Callable[[Policy, Batch], tuple[Tensor, Tensor]]
 """A microbatch's loss and sums of ``STATISTICS``."""
@@ -52,7 +56,7 @@ def minibatch_gradients(
         ConfigurationError: A single transition is too much for the memory, or each rank has only a part of
             the policy, so that none can begin anew by itself.
     """
-    parts = indices.chunk(config.accumulate_grad_batches)
+    parts = indices.chunk(_num_parts(indices, config))
     inner: Policy = getattr(policy, "module", policy)
     statistics: Tensor | None = None
     before: Sequence[int | None] | None = None
@@ -84,6 +88,13 @@ def minibatch_gradients(
     if finish is not None:
         finish(missing)
     return statistics
+
+
+def _num_parts(indices: Tensor, config: PPOConfig) -> int:
+    """Microbatches, on a lone CPU as many at least as leave each small enough for its caches."""
+    if indices.device.type != "cpu" or world_size() > 1:
+        return config.accumulate_grad_batches
+    return max(config.accumulate_grad_batches, math.ceil(len(indices) / _CACHED_ROWS))
 
 
 def _trained(policy: Policy) -> list[nn.Parameter]:

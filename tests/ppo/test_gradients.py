@@ -1,6 +1,7 @@
 """What two ranks make of it is in tests/engines/test_out_of_memory.py."""
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.testing import assert_close
 from puffer_lightning.distributed import Sharding
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.ppo import PPOConfig, minibatch_loss, update
+from puffer_lightning.ppo.gradients import _num_parts
 from tests.transitions import ExactPolicy, parameters_of, random_rollout
 
 
@@ -50,3 +52,12 @@ def test_a_policy_that_is_divided_among_ranks_is_told_what_to_set() -> None:
     policy.sharding = Sharding()
     with pytest.raises(ConfigurationError, match=r"Out of memory .*set accumulate_grad_batches to 2"):
         learned(16, policy)
+
+
+def test_on_a_lone_cpu_microbatches_are_small_enough_for_its_caches() -> None:
+    config, rows = PPOConfig(accumulate_grad_batches=2), torch.arange(4 * 8192 + 4)
+    assert _num_parts(rows[:100], config) == 2
+    assert _num_parts(rows, config) == 5
+    assert _num_parts(rows.to("meta"), config) == 2
+    with mock.patch("puffer_lightning.ppo.gradients.world_size", return_value=2):
+        assert _num_parts(rows, config) == 2, "gradients may be sent while others are computed"
