@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from puffer_lightning.engines.profiling import PhaseProfiler
+from puffer_lightning.engines.strategies import DDP
 
 _HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
 
@@ -22,9 +23,10 @@ def backward_and_optimizer(module: L.LightningModule) -> tuple[Callable[[Tensor]
     """How the module runs a backward pass, and its optimizer.
 
     Around both, Lightning calls hooks of the module and of every callback, scales the loss for 16-bit
-    precision and prepares DDP. On one device in plain precision only the hooks are left, and where nothing
-    overrides them they are 60 µs or more a minibatch for nothing: then it is torch's own backward, and an
-    optimizer that merely counts its steps for ``trainer.global_step``. The numbers are the same.
+    precision and prepares DDP. On one device, or with DDP, in plain precision, where nothing overrides the
+    hooks, they are 60 µs or more a minibatch for nothing: then it is torch's own backward, for which DDP is
+    prepared, and an optimizer that merely counts its steps for ``trainer.global_step``. The numbers are the
+    same.
 
     Args:
         module: Attached to a Trainer, in manual optimization, with one optimizer.
@@ -33,13 +35,20 @@ def backward_and_optimizer(module: L.LightningModule) -> tuple[Callable[[Tensor]
     assert isinstance(optimizer, LightningOptimizer)
     if _is_heard(module):
         return module.manual_backward, cast(Optimizer, optimizer)
-    return torch.Tensor.backward, cast(Optimizer, _CountingOptimizer(optimizer))
+    strategy = module.trainer.strategy
+
+    def backward(loss: Tensor) -> None:
+        strategy.pre_backward(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    counting = cast(Optimizer, _CountingOptimizer(optimizer))
+    return torch.Tensor.backward if type(strategy) is SingleDeviceStrategy else backward, counting
 
 
 def _is_heard(module: L.LightningModule) -> bool:
     trainer = module.trainer
     return not (
-        type(trainer.strategy) is SingleDeviceStrategy
+        type(trainer.strategy) in (SingleDeviceStrategy, DDP)
         and type(trainer.strategy.precision_plugin) is Precision
         and isinstance(trainer.profiler, PassThroughProfiler | PhaseProfiler)  # type: ignore[attr-defined]
         and not any(is_overridden(hook, module, L.LightningModule) for hook in (*_HOOKS, "backward"))
