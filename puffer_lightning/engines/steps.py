@@ -47,6 +47,9 @@ def backward_and_optimizer(module: L.LightningModule) -> tuple[Callable[[Tensor]
 
 def _is_heard(module: L.LightningModule) -> bool:
     trainer = module.trainer
+    if getattr(trainer.strategy.model, "static_graph", False):
+        # DDP then has the first backward pass end in a way of its own.
+        return True
     return not (
         type(trainer.strategy) in (SingleDeviceStrategy, DDP)
         and type(trainer.strategy.precision_plugin) is Precision
