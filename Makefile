@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS ?= dev
 
-.PHONY: train test test-fast lint types imports check speed-benchmark framework-benchmark stepping-benchmark collecting-benchmark device-benchmark strategies long-run curve notebook wheel constraints clean
+.PHONY: train test test-fast lint types imports check speed-benchmark framework-benchmark stepping-benchmark collecting-benchmark device-benchmark faults-benchmark strategies long-run curve notebook wheel constraints clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +48,9 @@ collecting-benchmark: $(VENV)/.installed  ## Measure rollouts whose environments
 
 device-benchmark: $(VENV)/.installed  ## Measure environments in torch against gymnasium's vectorised CartPole.
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/device_stepping.py
+
+faults-benchmark: $(VENV)/.installed  ## Kill runs at random moments, strike them with faults, and resume them.
+	$(BIN)/python benchmarks/faults.py
 
 strategies: $(VENV)/.installed  ## Train under each strategy, started in each way, on 1, 2 and 4 processes.
 	$(BIN)/python benchmarks/strategies.py

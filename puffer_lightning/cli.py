@@ -9,10 +9,8 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, NoReturn
 
-import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -28,18 +26,26 @@ from puffer_lightning.callbacks import (
     EvaluationReport,
     Progress,
     RunOptions,
+    StopOnSignal,
     Stragglers,
     Threads,
     Video,
     find_checkpoint,
 )
-from puffer_lightning.callbacks.checkpoint_io import consolidate
+from puffer_lightning.callbacks.checkpoint_io import check_checkpoint, consolidate
 from puffer_lightning.credentials import refuse_credentials
 from puffer_lightning.engines import PPO, RolloutDataModule
 from puffer_lightning.engines.elastic import read_sizes
 from puffer_lightning.engines.processes import prepare_processes, ranks_to_launch
 from puffer_lightning.errors import ConfigurationError
-from puffer_lightning.launch import end_rank, end_with_launcher, is_rank, launch, launched_here
+from puffer_lightning.launch import (
+    end_rank,
+    end_with_launcher,
+    exit_code,
+    is_rank,
+    launch,
+    launched_here,
+)
 from puffer_lightning.ppo import NonFiniteError
 
 _TRAINER_DEFAULTS = {
@@ -229,6 +235,7 @@ class PufferCLI(LightningCLI):
         ours: list[Callback] = [
             RunOptions(options),
             EvaluationReport(),
+            StopOnSignal(),
             Stragglers(),
             Threads(),
         ]
@@ -328,18 +335,11 @@ def _check_checkpoint(path: str) -> None:
         raise ConfigurationError(
             "ckpt_path best needs the run that wrote it: give the path of its best.ckpt."
         )
-    if path in ("auto", "last", "hpc") or path.startswith("registry") or "://" in path or Path(path).is_dir():
+    if path in ("auto", "last", "hpc") or path.startswith("registry") or "://" in path:
         return
-    if not Path(path).is_file():
+    if not Path(path).exists():
         raise ConfigurationError(f"ckpt_path {path} does not exist: give the path of a checkpoint.")
-    try:
-        loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (EOFError, RuntimeError, UnpicklingError):
-        loaded = {}
-    if not isinstance(loaded, dict) or "pytorch-lightning_version" not in loaded:
-        raise ConfigurationError(
-            f"ckpt_path {path} is not a checkpoint, or not a whole one: give the path of one that fit wrote."
-        )
+    check_checkpoint(path)
 
 
 def _consolidate(args: Sequence[str]) -> None:
@@ -376,5 +376,5 @@ def main(args: Sequence[str] | None = None) -> None:
         if is_rank():
             end_rank(failure)
         raise
-    except KeyboardInterrupt:
-        sys.exit(130)  # as shells have it; from training on, Lightning answers Ctrl-C itself
+    except (KeyboardInterrupt, SystemExit) as end:
+        raise SystemExit(exit_code(end)) from None

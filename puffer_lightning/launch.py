@@ -30,6 +30,7 @@ from puffer_lightning.distributed import (
 # Of the process that launched a rank, in the rank's environment.
 _LAUNCHER = "PUFFER_LIGHTNING_LAUNCHER"
 _POLL_SECONDS = 0.1
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 END_SECONDS = 5.0
 """Between asking a rank to end and ending it."""
 
@@ -39,8 +40,9 @@ def launch(
 ) -> int:
     """Run a command as several ranks of this machine until all have ended.
 
-    Ctrl-C and SIGTERM are passed on to the ranks, a second one ends them. If a rank fails, the others are
-    asked to end and ended five seconds later; if it was killed, one sentence says so, as it could not.
+    Ctrl-C, SIGTERM and SIGUSR1 are passed on to the ranks, which then have as long as they need to end; a
+    second Ctrl-C ends them. If a rank fails, the others are asked to end and ended five seconds later; if it
+    was killed, one sentence says so, as it could not.
 
     Args:
         command: What each rank runs; it finds its number in ``LOCAL_RANK``.
@@ -49,7 +51,8 @@ def launch(
         first_rank: The number of ``LOCAL_RANK`` 0 among the ranks of all machines.
 
     Returns:
-        The exit code: 0, that of the first rank that failed, or 1 if it was killed.
+        The exit code: 0, that of the first rank that failed, or 1 if it was killed; 128 plus the number of
+        the signal that was passed on if they ended by that.
     """
     ranks = [
         subprocess.Popen(
@@ -70,17 +73,20 @@ def launch(
     signals: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        again = number == signal.SIGINT and number in signals
         signals.append(number)
         for process in ranks:
-            process.send_signal(number if len(signals) == 1 else signal.SIGKILL)
+            process.send_signal(signal.SIGKILL if again else number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
     try:
-        failed = _first_to_fail(ranks)
+        failed = _first_to_fail(ranks, signals)
         if failed is None:
             return 0
         code = ranks[failed].returncode
-        if code < 0 and not signals:
+        if code < 0 and signals:
+            return 128 + signals[0]
+        if code < 0:
             name = signal.Signals(-code).name
             print(f"error: rank {first_rank + failed} was killed by {name}.", file=sys.stderr)
         return code if code > 0 else 1
@@ -146,6 +152,13 @@ def end_rank(failure: Exception, sentence: str | None = None) -> NoReturn:
     os._exit(code)
 
 
+def exit_code(end: SystemExit | KeyboardInterrupt) -> int:
+    """The exit code of what ends a process; 130 for Ctrl-C, of which Lightning makes a 1."""
+    if isinstance(end, KeyboardInterrupt) or isinstance(end.__context__, KeyboardInterrupt):
+        return 130
+    return end.code if isinstance(end.code, int) else int(end.code is not None)
+
+
 def _outlive(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
@@ -153,12 +166,16 @@ def _outlive(parent: int) -> None:
     os._exit(1)
 
 
-def _first_to_fail(ranks: Sequence[subprocess.Popen[Any]]) -> int | None:
-    """Wait for a rank to fail; None if all have ended well. Of several the one that did not end by itself."""
+def _first_to_fail(ranks: Sequence[subprocess.Popen[Any]], signals: Sequence[int]) -> int | None:
+    """Wait for a rank to fail; None if all have ended well. Of several the one that did not end by itself.
+
+    Those that end by a signal that was passed on to all have not failed before all have ended.
+    """
     while True:
         codes = [process.poll() for process in ranks]
+        told = {code for number in signals for code in (-number, 128 + number)}
         failed = [rank for rank, code in enumerate(codes) if code]
-        if failed:
+        if failed and (None not in codes or any(codes[rank] not in told for rank in failed)):
             return min(failed, key=lambda rank: codes[rank] or 0)
         if None not in codes:
             return None

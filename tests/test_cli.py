@@ -32,6 +32,7 @@ METRICS = {
     "train/explained_variance",
     "train/learning_rate",
     "train/grad_norm",
+    "train/skipped",
     "time/sps",
     "time/rollout_share",
     "time/update_share",
@@ -423,8 +424,9 @@ class TestProcess:
             wait_until(lambda: Path("ck/last.ckpt").exists(), process)
             process.send_signal(signal.SIGINT)
             said = process.communicate(timeout=60)[0]
-        assert process.returncode == 1, said
+        assert process.returncode == 130, said
         assert "Traceback" not in said
+        assert "evaluation after" not in said
         assert "resume with ckpt_path" in said
         assert Path("closed").exists()
         done = checkpoint("ck/last.ckpt")["ppo"]["env_steps"]

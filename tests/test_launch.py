@@ -79,6 +79,40 @@ class TestLaunch:
             assert process.wait(60) == 0
         assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["!", "!"]
 
+    def test_those_that_a_signal_ends_have_as_long_as_they_need(self, tmp_path: Path) -> None:
+        lines = [
+            "import signal",
+            f"signal.signal(signal.SIGTERM, lambda *_: open(f'{tmp_path}/told{{rank}}', 'w'))",
+            f"open(f'{tmp_path}/up{{rank}}', 'w')",
+            f"while not os.path.exists(f'{tmp_path}/told{{rank}}'): time.sleep(0.01)",
+            # The one that ends first is no failure for which the other would be ended.
+            "time.sleep(1.0 * rank)",
+            f"open(f'{tmp_path}/saved{{rank}}', 'w')",
+            "sys.exit(143)",
+        ]
+        assert self.signalled(tmp_path, lines, signal.SIGTERM) == 143
+        assert {path.name for path in tmp_path.glob("saved*")} == {"saved0", "saved1"}
+
+    def test_control_c_twice_ends_them(self, tmp_path: Path) -> None:
+        ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+        lines = [ignored, f"open(f'{tmp_path}/up{{rank}}', 'w')", "time.sleep(1000)"]
+        assert self.signalled(tmp_path, lines, signal.SIGINT, signal.SIGINT) == 130
+
+    def signalled(self, folder: Path, lines: list[str], *numbers: signal.Signals) -> int:
+        """The exit code of a launcher that gets these signals once its ranks are up."""
+        importing = "import sys; from puffer_lightning import launch; launch.END_SECONDS = 0.1"
+        launching = f"{importing}; sys.exit(launch.launch({script(*lines)}, 2, {{}}))"
+        with subprocess.Popen(
+            [sys.executable, "-c", launching], env=os.environ | {"PYTHONPATH": str(ROOT)}
+        ) as process:
+            while len(list(folder.glob("up*"))) < 2:
+                assert process.poll() is None
+                time.sleep(0.01)
+            for number in numbers:
+                process.send_signal(number)
+                time.sleep(0.2)
+            return process.wait(60)
+
 
 def start_two(launcher: str, folder: Path, fault: str, failing: int, seconds: float) -> subprocess.Popen[str]:
     """Two of ``tests.faulty_rank``, by our launcher, through memory, or by torchrun, through gloo."""

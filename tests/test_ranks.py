@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from tests.commandline import QUICK, STEPS_PER_ITERATION, column, refused, run
 
@@ -74,6 +76,31 @@ def test_torchrun_starts_again_where_the_last_checkpoint_was_written() -> None:
     assert list(column("train/entropy"))[:2] == [PER_ITERATION, 2 * PER_ITERATION]
     assert list(column("train/entropy", version=1)) == [n * PER_ITERATION for n in (3, 4, 5, 6)]
     assert_none_left(4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["ours", "torchrun"])
+def test_a_run_that_is_told_to_end_saves_on_all_ranks(launcher: str) -> None:
+    options = ["--data.total_timesteps=100_000_000", "--checkpoint.dirpath=ck", "--trainer.logger=false"]
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    command = [*(torchrun if launcher == "torchrun" else []), "puffer_lightning", "fit", *TWO, *options]
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", *command, *fault("none", rank=0, step=0)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while not Path("ck/last.ckpt").exists():
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.terminate()
+        said = process.communicate(timeout=120)[1]
+    # torchrun's agent ends with the traceback of its own signal handler.
+    assert process.returncode == {"ours": 143, "torchrun": 1}[launcher]
+    steps = torch.load("ck/last.ckpt", weights_only=True)["ppo"]["env_steps"]
+    assert steps % PER_ITERATION == 0
+    assert said.count(f"Ended by SIGTERM after {steps:,} environment steps") == 1
+    assert_none_left(2)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from puffer_lightning.callbacks.evaluation import EvaluationReport
 from puffer_lightning.callbacks.gpu import GPUMonitor
 from puffer_lightning.callbacks.progress import Progress
 from puffer_lightning.callbacks.resuming import RunOptions, find_checkpoint
+from puffer_lightning.callbacks.signals import StopOnSignal
 from puffer_lightning.callbacks.stragglers import Stragglers
 from puffer_lightning.callbacks.threads import Threads
 from puffer_lightning.callbacks.video import Video
@@ -19,6 +20,7 @@ __all__ = [
     "GPUMonitor",
     "Progress",
     "RunOptions",
+    "StopOnSignal",
     "Stragglers",
     "Threads",
     "Video",

@@ -1,5 +1,6 @@
 """``Checkpoint``: the best policy so far and the state to resume from."""
 
+from copy import copy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -7,12 +8,22 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from typing_extensions import override
 
-from puffer_lightning.callbacks.checkpoint_io import WholeFileIO
+from puffer_lightning.callbacks.checkpoint_io import WholeFileIO, defect
+from puffer_lightning.callbacks.protocols import ppo_parts
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.ppo import NonFiniteError
+
+_OF_THE_BEST = (
+    "best_k_models",
+    "best_model_path",
+    "best_model_score",
+    "current_score",
+    "kth_best_model_path",
+    "kth_value",
+)
 
 
 class Checkpoint(ModelCheckpoint):
@@ -21,13 +32,14 @@ class Checkpoint(ModelCheckpoint):
     Lightning's ``ModelCheckpoint`` with what a reinforcement-learning run needs: a metric that is not there
     yet, since no episode has ended, is waited for; ``last.ckpt`` is also written when training ends or is
     interrupted, and an interruption leaves ``best.ckpt`` alone; a resumed run remembers the best so far
-    wherever it writes; and a file is there whole or not at all, wherever the temporary folder is.
+    wherever it writes; and a file is there whole or not at all, with a checksum. One that cannot be written,
+    because the disk is full for one, is warned of on all ranks alike, and training goes on.
 
     An iteration that skipped minibatches, because their loss or gradients were not finite, and an end for
     that reason write nothing, so that ``last.ckpt`` is of before.
 
-    With several ranks an exception, Ctrl-C included, writes nothing: saving takes all ranks, and one that
-    failed would be waited for. The last regular ``last.ckpt`` is what remains.
+    With several ranks an exception writes nothing: saving takes all ranks, and one that failed would be
+    waited for. The last regular ``last.ckpt`` is what remains. Signals are what ``StopOnSignal`` is for.
 
     Args:
         dirpath: Folder of the two files; by default ``checkpoints`` in the logger's.
@@ -64,6 +76,7 @@ class Checkpoint(ModelCheckpoint):
         self._training = False
         self._validated = False
         self._last_is_current = False
+        self._saved = False
 
     @property
     @override
@@ -96,13 +109,14 @@ class Checkpoint(ModelCheckpoint):
             # A policy whose updates are not finite may have gone wrong before: what it was is worth keeping.
             self._last_is_current = self._validated = False
             return
-        self._last_is_current = due = (trainer.current_epoch + 1) % self._every_n_iterations == 0
+        due = (trainer.current_epoch + 1) % self._every_n_iterations == 0
+        self._last_is_current = False
         measured = self._validated if self._monitored.startswith("val/") else due
         self._validated = False
         if measured:
             self._save_if_best(trainer)
         if due:
-            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+            self._save_last(trainer)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -112,7 +126,7 @@ class Checkpoint(ModelCheckpoint):
         if not self._last_is_current:
             if not self._monitored.startswith("val/"):
                 self._save_if_best(trainer)
-            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+            self._save_last(trainer)
         if not self.best_model_path:
             rank_zero_info(
                 f"No best.ckpt was written, as {self._monitored} was never measured: if that is not for want "
@@ -126,8 +140,8 @@ class Checkpoint(ModelCheckpoint):
         self._training = False
         if isinstance(exception, NonFiniteError):
             return
-        self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
-        rank_zero_info(f"Interrupted; to go on from here, resume with ckpt_path {self.last_model_path}")
+        if self._save_last(trainer):
+            rank_zero_info(f"Interrupted; to go on from here, resume with ckpt_path {self.last_model_path}")
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -140,13 +154,44 @@ class Checkpoint(ModelCheckpoint):
     def _save_if_best(self, trainer: Trainer) -> None:
         metrics = self._monitor_candidates(trainer)
         if self._monitored in metrics:
+            before = {name: copy(getattr(self, name)) for name in _OF_THE_BEST}
+            self._saved = True
             self._save_monitor_checkpoint(trainer, metrics)
+            if not self._saved:
+                vars(self).update(before)
+
+    def _save_last(self, trainer: Trainer) -> bool:
+        before = self.last_model_path
+        self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+        self._last_is_current = self._saved
+        if not self._saved:
+            self.last_model_path = before
+        return self._saved
+
+    @override
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        failure = None
+        try:
+            super()._save_checkpoint(trainer, filepath)
+        except OSError as problem:
+            failure = str(problem)
+            # Where the ranks that had nothing to write are.
+            trainer.strategy.barrier("Trainer.save_checkpoint")
+        failure = trainer.strategy.broadcast(failure)
+        self._saved = failure is None
+        if failure:
+            module, _ = ppo_parts(trainer, self)
+            rank_zero_warn(
+                f"{filepath} could not be written after {module.env_steps:,} environment steps ({failure}): "
+                "training goes on, and the checkpoint before it remains."
+            )
 
 
 def newest_last(trainer: Trainer) -> Path | None:
-    """The newest ``last.ckpt`` of all runs that keep their checkpoints where this one will, or None.
+    """The newest whole checkpoint of all runs that keep theirs where this one will, or None.
 
     Those of earlier versions, where the logger numbers its runs: a run that is started again has a new one.
+    A checkpoint that is truncated or changed is named in a warning and passed over.
 
     Args:
         trainer: With a ``Checkpoint`` among its callbacks.
@@ -167,10 +212,9 @@ def newest_last(trainer: Trainer) -> Path | None:
         folders = list(runs.glob("*/checkpoints"))
     else:
         folders = [Path(trainer.default_root_dir) / "checkpoints"]
-    found = [path for folder in folders for path in folder.glob("last*.ckpt") if _is_whole(path)]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
-
-
-def _is_whole(path: Path) -> bool:
-    # Files are put in place when they are whole; of a sharded one the description is written last.
-    return path.is_file() or (path / ".metadata").is_file()
+    found = [path for folder in folders for name in ("last*.ckpt", "best.ckpt") for path in folder.glob(name)]
+    for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        if not (wrong := defect(path)):
+            return path
+        rank_zero_warn(f"Passing over {path}, which is not whole: {wrong}.")
+    return None

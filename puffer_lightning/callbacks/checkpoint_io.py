@@ -4,18 +4,20 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.utilities.load import _METADATA_FILENAME, _load_distributed_checkpoint
 from typing_extensions import override
 
+from puffer_lightning import files
+from puffer_lightning.distributed import check_folder, folder_defect
 from puffer_lightning.errors import ConfigurationError
 
 
 class WholeFileIO(TorchCheckpointIO):
-    """Replaces a local file at one stroke, and reads the folder of a sharded policy as if it were a file.
+    """Replaces a local file at one stroke, checks it, and reads a sharded policy's folder like a file.
 
-    Lightning's own moves a file there from the temporary folder, which copies it if that is on another disk.
+    Lightning's own neither waits for the disk nor notices a changed byte, and moves a file there from the
+    temporary folder, which copies it if that is on another disk. Works as a plugin of Fabric's, too.
     """
 
     @override
@@ -24,17 +26,40 @@ class WholeFileIO(TorchCheckpointIO):
     ) -> None:
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
-            return
-        partial = Path(f"{path}.partial")
-        super().save_checkpoint(checkpoint, partial, storage_options)
-        partial.replace(path)
+        else:
+            files.write(Path(path), checkpoint)
 
     @override
     def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
-        if is_sharded(path):
-            return read_sharded(path)
-        loaded: dict[str, Any] = super().load_checkpoint(path, *arguments, **options)
+        if "://" in str(path):
+            options["weights_only"] = True
+            loaded: dict[str, Any] = super().load_checkpoint(path, *arguments[:1], **options)
+        else:
+            loaded = read_sharded(path) if is_sharded(path) else files.load(Path(path))
         return loaded
+
+
+def defect(path: str | Path) -> str | None:
+    """What is wrong with a checkpoint, be it a file or a folder; None if it is whole and unchanged."""
+    return folder_defect(Path(path)) if Path(path).is_dir() else files.defect(Path(path))
+
+
+def check_checkpoint(path: str | Path) -> None:
+    """Refuse a checkpoint that is not whole or could run code, and what is none.
+
+    Args:
+        path: A file or a folder.
+
+    Raises:
+        ConfigurationError: It names what is wrong.
+    """
+    path = Path(path)
+    if path.is_dir():
+        check_folder(path)
+        return
+    loaded = files.load(path, mmap=True)
+    if not isinstance(loaded, dict) or "pytorch-lightning_version" not in loaded:
+        raise files.not_whole(path, "it holds something else")
 
 
 def is_sharded(path: str | Path) -> bool:
@@ -43,7 +68,12 @@ def is_sharded(path: str | Path) -> bool:
 
 
 def read_sharded(path: str | Path) -> dict[str, Any]:
-    """The checkpoint in a folder, as if one rank had written it to a file; it has to fit in memory."""
+    """The checkpoint in a folder, as if one rank had written it to a file; it has to fit in memory.
+
+    Raises:
+        ConfigurationError: It is not whole, or could run code.
+    """
+    check_folder(Path(path))
     checkpoint = _load_distributed_checkpoint(Path(path))
     keys = sorted(key for key in checkpoint if re.fullmatch(r"optimizer_\d+", key))
     checkpoint["optimizer_states"] = [checkpoint.pop(key) for key in keys]
@@ -74,4 +104,4 @@ def consolidate(folder: str, file: str) -> None:
         )
     if Path(file).exists():
         raise ConfigurationError(f"{file} exists: give the path of a file to be made.")
-    torch.save(read_sharded(folder), file)
+    files.write(Path(file), read_sharded(folder))

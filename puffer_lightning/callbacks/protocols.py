@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, Trainer
 from puffer_lightning.envs import EnvSource, EnvWrapper
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy
-from puffer_lightning.ppo import PPOConfig
+from puffer_lightning.ppo import Learner, PPOConfig
 
 
 class PPOModule(Protocol):
@@ -17,11 +17,13 @@ class PPOModule(Protocol):
     Attributes:
         config: The coefficients.
         policy: The network, once the trainer has configured the model.
+        learner: What trains it, once training has begun.
         env_steps: Environment steps trained on so far, over all ranks.
     """
 
     config: PPOConfig
     policy: Policy
+    learner: Learner
 
     @property
     def env_steps(self) -> int: ...  # noqa: D102  (an attribute of the protocol)

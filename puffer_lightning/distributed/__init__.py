@@ -30,6 +30,7 @@ from puffer_lightning.distributed.failures import (
     seconds_waited,
     silent_ranks,
 )
+from puffer_lightning.distributed.folders import check_folder, finish_folder, folder_defect
 from puffer_lightning.distributed.gradient_sync import no_sync
 from puffer_lightning.distributed.measuring import COLLECTIVES, Communication, CommunicationMeter
 from puffer_lightning.distributed.preemption import Preemption
@@ -50,6 +51,7 @@ __all__ = [
     "Sharding",
     "Split",
     "broadcast",
+    "check_folder",
     "check_same_options",
     "check_same_tensors",
     "clip_grad_norm",
@@ -57,8 +59,10 @@ __all__ = [
     "derive_seed",
     "exchange_gradients",
     "explanation",
+    "finish_folder",
     "finish_reduction",
     "flatten_options",
+    "folder_defect",
     "gather",
     "gather_rows",
     "gathered",

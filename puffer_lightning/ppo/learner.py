@@ -46,6 +46,9 @@ class Learner:
         env_steps: Environment steps trained on so far, over all ranks.
         rank_seconds: Of the last iteration, for each rank the seconds of its rollout and of its update, which
             includes waiting for slower ranks.
+        stop_signal: The number of the signal that has asked this rank to end, 0 for none; may be set at any
+            time.
+        agreed_signal: The highest ``stop_signal`` of all ranks as of the last iteration, the same on each.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Learner:
         self._sync_check_every = sync_check_every
         self._iterations = 0
         self.rank_seconds: list[list[float]] = []
+        self.stop_signal = self.agreed_signal = 0
         self.act: Actor = torch.compile(policy.act) if compile else policy.act
         self._loss = torch.compile(minibatch_loss) if compile else minibatch_loss
         device = policy.device
@@ -123,11 +127,11 @@ class Learner:
             check_same_tensors(self.policy.state_dict())
         counted = self._count_episodes(rollout)
         seconds = rollout.seconds, time.perf_counter() - begin
-        facts = rollout.num_steps, *seconds, self.config.accumulate_grad_batches
+        facts = rollout.num_steps, *seconds, self.config.accumulate_grad_batches, self.stop_signal
         # All that ranks tell one another besides losses and gradients, in one go.
         row = torch.cat([*(of.sums() for of in counted.values()), torch.tensor(facts, dtype=torch.float64)])
         rows = gather_rows(row.to(rollout.rewards.device)).cpu()
-        sums, of_ranks = rows[:, :-4].sum(0).reshape(len(counted), -1), rows[:, -4:]
+        sums, of_ranks = rows[:, :-5].sum(0).reshape(len(counted), -1), rows[:, -5:]
         steps = int(of_ranks[:, 0].sum())
         self.env_steps += steps
         means = {kind: episode_means(of) for kind, of in zip(counted, sums, strict=True)}
@@ -137,6 +141,7 @@ class Learner:
         metrics = _read(named)
         metrics["train/learning_rate"] = learning_rate
         self.rank_seconds = of_ranks[:, 1:3].tolist()
+        self.agreed_signal = int(of_ranks[:, 4].max())
         end = time.perf_counter()
         if world_size() > 1:
             metrics |= {f"ranks/{k}": value for k, value in straggler_metrics(self.rank_seconds).items()}

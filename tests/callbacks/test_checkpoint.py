@@ -1,3 +1,4 @@
+import resource
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,8 +9,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from puffer_lightning.callbacks import Checkpoint
+from puffer_lightning.callbacks.checkpoint import newest_last
+from puffer_lightning.callbacks.checkpoint_io import WholeFileIO, check_checkpoint
+from puffer_lightning.engines import FSDP
 from puffer_lightning.errors import ConfigurationError
 from tests.callbacks.runs import PPO, STEPS_PER_ITERATION, Break, data, trainer
+from tests.distributed.processes import run_ranks
 
 
 class Score(Callback):
@@ -183,24 +188,142 @@ class TestResumedInAnotherFolder:
         assert iteration(tmp_path / "b" / "best.ckpt") == 4
 
 
-class TestWholeFiles:
-    def test_a_failed_save_leaves_the_file_before(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class FullDisk(Callback):
+    """Lets no file grow beyond a kilobyte during some iterations (from 0), on one rank."""
+
+    def __init__(self, *iterations: int, rank: int = 0) -> None:
+        self.iterations, self.rank = iterations, rank
+
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_rank == self.rank:
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            full = trainer.current_epoch in self.iterations
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1024 if full else hard, hard))
+
+    def teardown(self, *_: Any, **__: Any) -> None:
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+    on_exception = teardown
+
+
+class Kept(Callback):
+    """After which iteration, from 1, each file was written, as of the start of each iteration."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seen: list[dict[str, int]] = []
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        # What a folder holds is looked at by tests of sharded policies.
+        self.seen.append(
+            {path.name: iteration(path) if path.is_file() else 0 for path in self.folder.glob("*")}
+        )
+
+
+class TestFullDisk:
+    def test_training_goes_on_and_the_files_before_remain(
+        self, tmp_path: Path, recwarn: pytest.WarningsRecorder
     ) -> None:
-        save, saves = TorchCheckpointIO.save_checkpoint, []
+        scores = Score(1.0, 2.0, 9.0, 8.0, 3.0, 4.0)
+        checkpoint = fit(tmp_path, scores, FullDisk(2, 3), kept := Kept(tmp_path), iterations=6)
+        before = {"best.ckpt": 2, "last.ckpt": 2}
+        # The fifth beats the second, and not the third and fourth, of which nothing was kept.
+        assert kept.seen[2:] == [before, before, before, {"best.ckpt": 5, "last.ckpt": 5}]
+        assert iteration(tmp_path / "last.ckpt") == iteration(tmp_path / "best.ckpt") == 6
+        assert checkpoint.best_model_score == 4.0
+        said = [str(warning.message) for warning in recwarn if "could not be written" in str(warning.message)]
+        assert len(said) == 4
+        assert said[0].startswith(f"{tmp_path}/best.ckpt could not be written after 384 environment steps (")
 
-        def fail_at_the_third(io: TorchCheckpointIO, checkpoint: Any, path: Any, *args: Any) -> None:
-            saves.append(path)
-            if len(saves) >= 3:
-                Path(path).write_bytes(b"half")
-                raise OSError("disk full")
-            save(io, checkpoint, path, *args)
+    def test_at_the_end_of_training_too(self, tmp_path: Path) -> None:
+        with pytest.warns(UserWarning, match=r"last\.ckpt could not be written after 256 env"):
+            fit(tmp_path, Score(2.0, 1.0), FullDisk(1), iterations=2)
+        assert {path.name: iteration(path) for path in tmp_path.iterdir()} == {"best.ckpt": 1, "last.ckpt": 1}
 
-        monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", fail_at_the_third)
-        with pytest.raises(OSError, match="disk full"):
-            fit(tmp_path)
-        assert iteration(tmp_path / "last.ckpt") == 2
+    @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+    @pytest.mark.parametrize("full", [0, 1])
+    def test_ranks_agree_that_nothing_was_saved(self, tmp_path: Path, strategy: str, full: int) -> None:
+        expected = {"ddp": full == 1, "fsdp": False}[strategy]
+        for saved, number in run_ranks(save_on_a_full_disk, tmp_path, strategy, full):
+            assert saved == [True, expected, True]
+            assert number == 3
+        assert {path.name for path in tmp_path.iterdir()} == {"best.ckpt", "last.ckpt"}
 
+
+class Saved(Callback):
+    """Whether each iteration left a last.ckpt."""
+
+    def __init__(self) -> None:
+        self.seen: list[bool] = []
+
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.current_epoch:
+            self.seen.append(trainer.checkpoint_callback._saved)  # type: ignore[union-attr]
+
+    on_train_end = on_train_epoch_start
+
+
+def save_on_a_full_disk(rank: int, folder: Path, strategy: str, full: int) -> tuple[list[bool], int]:
+    chosen: Any = FSDP(save_distributed_checkpoint=True) if strategy == "fsdp" else strategy
+    checkpoint, saved = Checkpoint(str(folder), "score", every_n_iterations=1), Saved()
+    run = trainer(
+        FullDisk(1, rank=full),
+        Score(*[1.0] * 3),
+        saved,
+        checkpoint,
+        folder=folder,
+        devices=2,
+        strategy=chosen,
+    )
+    run.fit(PPO(), datamodule=data(6))
+    last = check_and_read(folder / "last.ckpt")
+    return saved.seen, last["ppo"]["env_steps"] // (2 * STEPS_PER_ITERATION)
+
+
+def check_and_read(path: Path) -> dict[str, Any]:
+    check_checkpoint(path)
+    return WholeFileIO().load_checkpoint(path)
+
+
+def limited(rank: int, folder: Path) -> int:
+    run = trainer(Checkpoint(str(folder)), folder=folder, devices=2, strategy="ddp", max_time={"seconds": 1})
+    run.fit(model := PPO(), datamodule=data(10**6))
+    return model.env_steps
+
+
+def test_a_time_limit_saves_at_its_end_on_all_ranks(tmp_path: Path) -> None:
+    one, other = run_ranks(limited, tmp_path)
+    assert load(tmp_path / "last.ckpt")["ppo"]["env_steps"] == one == other
+
+
+class TestNewest:
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Trainer:
+        fit(tmp_path, Score(3.0, 2.0), iterations=2)
+        return trainer(Checkpoint(str(tmp_path)), folder=tmp_path)
+
+    def test_the_last_is_newer_than_the_best(self, run: Trainer, tmp_path: Path) -> None:
+        assert newest_last(run) == tmp_path / "last.ckpt"
+
+    @pytest.mark.parametrize("damage", ["cut", "changed", "empty"])
+    def test_the_damaged_are_named_and_passed_over(self, run: Trainer, tmp_path: Path, damage: str) -> None:
+        data = (tmp_path / "last.ckpt").read_bytes()
+        middle = len(data) // 2
+        (tmp_path / "last.ckpt").write_bytes(
+            {"cut": data[:middle], "changed": data[:middle] + b"?" + data[middle + 1 :], "empty": b""}[damage]
+        )
+        with pytest.warns(UserWarning, match=r"Passing over .*/last\.ckpt, which is not whole: its end is"):
+            assert newest_last(run) == tmp_path / "best.ckpt"
+
+    def test_none_is_left(self, run: Trainer, tmp_path: Path) -> None:
+        for path in tmp_path.glob("*.ckpt"):
+            path.write_bytes(b"")
+        with pytest.warns(UserWarning, match="Passing over"):
+            assert newest_last(run) is None
+
+
+class TestWholeFiles:
     def test_the_users_own_way_of_writing_is_kept(self, tmp_path: Path) -> None:
         class Own(TorchCheckpointIO):
             pass

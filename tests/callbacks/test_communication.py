@@ -38,9 +38,9 @@ def test_an_iteration_reduces_gradients_once_a_minibatch_and_little_else(of_rank
     metrics, _ = of_ranks[0]
     # Gradients of 2 × 2 minibatches; the moments of the advantages; the losses.
     assert metrics["communication/all_reduce_count"] == 2 * 2 + 2
-    # Four sums over episodes; steps and two times of each rank.
+    # Four sums over episodes; of each rank steps, two times, microbatches and what asked it to end.
     assert metrics["communication/all_gather_count"] == 1
-    assert metrics["communication/all_gather_bytes"] == 2 * (4 + 3) * 8
+    assert metrics["communication/all_gather_bytes"] == 2 * (4 + 5) * 8
     # Lightning's: whether a rank was told to end.
     assert metrics["communication/broadcast_count"] == 1
     assert "communication/other_count" not in metrics

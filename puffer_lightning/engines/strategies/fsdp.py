@@ -1,5 +1,6 @@
 """``FSDP`` and ``FabricFSDP``: a policy's parameters sharded over ranks, its layers divided among them."""
 
+import shutil
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +13,17 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, StrategyRegistry
 from typing_extensions import override
 
-from puffer_lightning.distributed import CheckpointException, Sharding, set_data_parallel, shard, split_layers
+from puffer_lightning import files
+from puffer_lightning.distributed import (
+    CheckpointException,
+    Sharding,
+    check_folder,
+    finish_folder,
+    lost_connection,
+    set_data_parallel,
+    shard,
+    split_layers,
+)
 from puffer_lightning.engines.strategies.names import take_names
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy
@@ -84,6 +95,11 @@ class Sharded:
         super().teardown()  # type: ignore[misc]
         set_data_parallel(None)
 
+    def _check(self, checkpoint_path: str | Path) -> None:
+        if "://" not in str(checkpoint_path):
+            path = Path(checkpoint_path)
+            check_folder(path) if path.is_dir() else files.load(path, mmap=True)
+
     def _divide(self, policy: Policy) -> None:
         if policy.sharding is not None:
             # A Trainer sets up the same policy again, to evaluate what it has trained.
@@ -141,22 +157,27 @@ class FSDP(Sharded, ModelParallelStrategy):
         if not self._save_distributed_checkpoint:
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
-        # A folder is there whole or not at all.
         path = Path(self.broadcast(filepath))
-        partial = path.with_name(f"{path.name}.partial")
-        super().save_checkpoint(checkpoint, partial, storage_options)
-        self.barrier()
+        partial = path.with_name(path.name + files.PARTIAL)
         if self.is_global_zero:
-            self.checkpoint_io.remove_checkpoint(path)
-            partial.rename(path)
+            shutil.rmtree(partial, ignore_errors=True)
         self.barrier()
+        failure = None
+        try:
+            super().save_checkpoint(checkpoint, partial, storage_options)
+        except (CheckpointException, OSError, RuntimeError) as problem:
+            if lost_connection(problem):
+                raise
+            failure = str(problem)
+        finish_folder(partial, path, failure)
 
     @override
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
+        self._check(checkpoint_path)
         try:
-            return super().load_checkpoint(checkpoint_path, weights_only)
+            return super().load_checkpoint(checkpoint_path, weights_only=True)
         except (CheckpointException, KeyError, RuntimeError, ValueError) as problem:
             failures = problem.failures.values() if isinstance(problem, CheckpointException) else [(problem,)]
             reason = " ".join(str(next(iter(failures))[0]).split())
@@ -171,6 +192,13 @@ class FabricFSDP(Sharded, FabricModelParallelStrategy):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, parallelize_fn=self._parallelized, **options)
+
+    @override
+    def load_checkpoint(
+        self, path: str | Path, state: Any = None, strict: bool = True, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        self._check(path)
+        return super().load_checkpoint(path, state, strict, weights_only=True)
 
     def _parallelized(self, policy: Policy, mesh: "DeviceMesh") -> Policy:
         self._divide(policy)

@@ -69,8 +69,10 @@ def work(job: Job, connection: Connection) -> None:
         job: What to do.
         connection: To the trainer.
     """
-    # Ctrl-C reaches the whole process group; the trainer decides what becomes of its workers.
+    # Ctrl-C reaches the whole process group, and SIGUSR1 may reach the whole job; the trainer decides what
+    # becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     threading.Thread(target=_die_with_trainer, daemon=True).start()
     batch = SharedBatch(job.memory, job.observation_space, job.action_space, job.num_envs, job.num_workers)
     line = WorkerEnd(connection, batch.commands[job.worker], batch.replies[job.worker], job.watch_seconds)
