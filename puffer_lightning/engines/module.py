@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from gymnasium import Space
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Adam, Optimizer
@@ -42,7 +43,7 @@ from puffer_lightning.engines.optimizers import (
 )
 from puffer_lightning.engines.precision import autocast_dtype
 from puffer_lightning.engines.profiling import measure_with
-from puffer_lightning.engines.reports import report
+from puffer_lightning.engines.reports import outlast_full_disks, report
 from puffer_lightning.engines.resume import leave, take_up
 from puffer_lightning.engines.steps import backward_and_optimizer
 from puffer_lightning.errors import ConfigurationError
@@ -277,6 +278,9 @@ class PPO(L.LightningModule):
         elif not hasattr(self, "learner"):
             self.start()
         self._backward, self._optimizer = backward_and_optimizer(self)
+        for logger in self.trainer.loggers:
+            if self.trainer.is_global_zero and isinstance(logger, CSVLogger):
+                outlast_full_disks(logger)
         self._measure = measure_with(self.trainer)
 
     @override

@@ -1,7 +1,12 @@
 """The metrics of an iteration, where Lightning's callbacks and loggers look for them."""
 
+import os
+from pathlib import Path
+
 import lightning as L
 import torch
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities import rank_zero_warn
 
 from puffer_lightning.ppo import Metrics
 
@@ -31,3 +36,37 @@ def report(trainer: L.Trainer, metrics: Metrics, env_steps: int) -> None:
         # It would keep all lines in memory until the next validation.
         for logger in trainer.loggers:
             logger.save()
+
+
+def outlast_full_disks(logger: CSVLogger) -> None:
+    """Let a logger keep its lines until there is room on the disk, instead of ending the run.
+
+    What a failed attempt has left in its file is taken out again.
+
+    Args:
+        logger: It says so once.
+    """
+    save, said = logger.save, False
+
+    def save_or_keep() -> None:
+        nonlocal said
+        writer = logger.experiment
+        path, columns = Path(writer.metrics_file_path), list(writer.metrics_keys)
+        size = path.stat().st_size if path.exists() else 0
+        # For a new column Lightning writes all lines anew.
+        lines = path.read_bytes() if size and not set().union(*writer.metrics) <= set(columns) else None
+        try:
+            save()
+        except OSError as problem:
+            writer.metrics_keys = columns
+            if lines is not None:
+                path.write_bytes(lines)
+            elif size:
+                os.truncate(path, size)
+            else:
+                path.unlink(missing_ok=True)
+            if not said:
+                said = True
+                rank_zero_warn(f"{path} cannot be written ({problem}): its lines are kept until it can.")
+
+    logger.save = save_or_keep  # type: ignore[method-assign]
