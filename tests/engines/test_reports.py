@@ -58,6 +58,7 @@ def test_a_full_disk_loses_no_line(lines: int, tmp_path: Path) -> None:
     logger.save()
     written = file.read_bytes() if lines else b""
     with warnings.catch_warnings(record=True) as said, room_for(len(written) + 3):
+        warnings.simplefilter("always")
         for step in range(lines, 10):
             logger.log_metrics({"a": 1.0}, step)
             logger.save()
