@@ -99,9 +99,9 @@ def truncated_steps_bootstrap_from_the_observation_after_the_reset(
 
 @mutation(Collector, "collect", "Stochastic", "Password")
 def actions_are_greedy_while_collecting(
-    collect: Function, self: Collector, policy: Any, act: Function
+    collect: Function, self: Collector, policy: Any, act: Function, *rest: Any
 ) -> Any:
-    return collect(self, policy, lambda seen, noise, state: act(seen, torch.zeros_like(noise), state))
+    return collect(self, policy, lambda seen, noise, state: act(seen, torch.zeros_like(noise), state), *rest)
 
 
 @mutation(Collector, "collect", "Squared")

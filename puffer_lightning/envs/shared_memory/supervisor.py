@@ -217,11 +217,14 @@ class Supervisor:
         """End all processes: those that are idle may close their environments first."""
         if os.getpid() != self._owner:
             return  # In a process that was forked from the trainer, and has a copy of its objects.
-        idle = [worker for worker in self.workers if worker.idle]
-        for worker in idle:
-            worker.line.tell(pickle.dumps(("close", ())))
-        end = time.monotonic() + _CLOSE_SECONDS
-        for worker in idle:
-            worker.process.join(max(0.0, end - time.monotonic()))
-        for worker in self.workers:
-            worker.kill()
+        try:
+            idle = [worker for worker in self.workers if worker.idle]
+            for worker in idle:
+                worker.line.tell(pickle.dumps(("close", ())))
+            end = time.monotonic() + _CLOSE_SECONDS
+            for worker in idle:
+                worker.process.join(max(0.0, end - time.monotonic()))
+        finally:
+            # Also after Ctrl-C: one that is left would go on to write where other environments will be.
+            for worker in self.workers:
+                worker.kill()

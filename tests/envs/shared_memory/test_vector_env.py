@@ -1,13 +1,16 @@
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 from gymnasium import error, spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from puffer_lightning.envs import EnvironmentFaultError, SharedMemoryVectorEnv
+from puffer_lightning.envs.shared_memory.signals import TrainerEnd
 from puffer_lightning.errors import ConfigurationError
 from tests.envs.shared_memory.conftest import Make
 from tests.envs.shared_memory.environments import Counting, Random, Uncloseable
@@ -200,6 +203,16 @@ def test_closing_ends_though_an_environment_does_not_close(
     env = make(Uncloseable, 1, 1, env_kwargs={"number": 0})
     env.close()
     assert not env._supervisor.workers[0].alive
+
+
+def test_closing_that_is_interrupted_ends_the_processes(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make(Counting, 2, 2, env_kwargs={"number": 0})
+    processes = [worker.process.pid for worker in env._supervisor.workers]
+    monkeypatch.setattr(TrainerEnd, "tell", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        env.close()
+    # Else they would go on to write where the next environments are, which are given the same memory.
+    assert not any(psutil.pid_exists(process) for process in processes)
 
 
 def test_an_environment_without_float_observations(make: Make) -> None:
