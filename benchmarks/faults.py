@@ -233,7 +233,7 @@ FAULTS: list[tuple[str, Callable[[Run], None], tuple[str, ...], str]] = [
         "the same with `on_fault: restart`, then SIGTERM",
         kill_worker_and_end,
         (*WORKERS, "--data.worker_options.on_fault=restart"),
-        "worker",
+        "died",
     ),
     ("SIGTERM", send(signal.SIGTERM), (), "Ended by"),
     ("SIGTERM, two ranks", send(signal.SIGTERM), ("--trainer.devices=2",), "Ended by"),

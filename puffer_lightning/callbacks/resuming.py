@@ -17,15 +17,14 @@ from puffer_lightning.errors import ConfigurationError
 _ENTRY = "options"
 # Loggers have folders of their own in each run.
 _LEFT_OUT = re.compile(r"config|ckpt_path|trainer\.logger")
-_SECRET = re.compile("key|token|secret|password|credential", re.IGNORECASE)
 
 
 class RunOptions(Callback):
     """Knows the options of the run.
 
     Ranks whose options differ are refused, before any of them waits for another. A checkpoint holds the
-    options as text (JSON by dotted names, without those of loggers and what looks like a secret), and a run
-    that is resumed with others says which. They are only compared: what is given now counts.
+    options as text (JSON by dotted names, without those of loggers), and a run that is resumed with others
+    says which. They are only compared: what is given now counts.
 
     Args:
         options: By name, nested at will.
@@ -63,8 +62,7 @@ class RunOptions(Callback):
         return {
             name: value
             for name, value in flatten_options(self._options)
-            # The names within a list are in its value.
-            if not (_LEFT_OUT.match(name) or _SECRET.search(name) or _SECRET.search(value))
+            if not _LEFT_OUT.match(name)
         }
 
 

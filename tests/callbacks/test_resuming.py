@@ -13,8 +13,8 @@ from tests.callbacks.runs import data, trainer
 
 OPTIONS: dict[str, Any] = {
     "model": {"gamma": 0.99, "policy": None},
-    "data": {"env": "CartPole-v1", "env_kwargs": {"api_key": "s3cret"}},
-    "trainer": {"logger": {"init_args": {"name": "s3cret"}}, "callbacks": [{"password": "s3cret"}]},
+    "data": {"env": "CartPole-v1"},
+    "trainer": {"logger": {"init_args": {"name": "mine"}}},
     "ckpt_path": "here",
 }
 
@@ -27,10 +27,9 @@ def saved(folder: Path, options: dict[str, Any] = OPTIONS, ckpt_path: Path | Non
     return text
 
 
-def test_options_are_text_without_secrets(tmp_path: Path) -> None:
+def test_options_are_text_without_those_of_loggers(tmp_path: Path) -> None:
     text = saved(tmp_path)
     assert json.loads(text) == {"model.gamma": "0.99", "model.policy": "null", "data.env": '"CartPole-v1"'}
-    assert "s3cret" not in text
 
 
 @pytest.mark.parametrize(
