@@ -59,11 +59,7 @@ class RunOptions(Callback):
             rank_zero_info(f"Options that are not those of the checkpoint: {', '.join(changed)}")
 
     def _kept(self) -> dict[str, str]:
-        return {
-            name: value
-            for name, value in flatten_options(self._options)
-            if not _LEFT_OUT.match(name)
-        }
+        return {name: value for name, value in flatten_options(self._options) if not _LEFT_OUT.match(name)}
 
 
 def find_checkpoint(trainer: Trainer, ckpt_path: str | Path | None, or_anew: bool) -> str | Path | None:
