@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import lightning as L
-import torch
 
+from puffer_lightning import files
 from puffer_lightning.ppo import NonFiniteError
 
 
@@ -27,8 +27,7 @@ def keeping_bad_batch(trainer: L.Trainer) -> Iterator[None]:
         folders = getattr(keeper, "dirpath", None), trainer.log_dir, trainer.default_root_dir
         folder = next(Path(folder) for folder in folders if folder and "://" not in str(folder))
         if error.batch is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            torch.save(error.batch, folder / "bad_batch.pt")
+            files.write(folder / "bad_batch.pt", error.batch)
         saved = [path for name in ("last", "best") if (path := getattr(keeper, f"{name}_model_path", ""))]
         good = f"; the last good checkpoint is {saved[0]}" if saved else ""
         raise NonFiniteError(f"{error}; the rollout is in {folder / 'bad_batch.pt'}{good}.") from None

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from puffer_lightning import files
 from puffer_lightning.distributed import rank, world_size
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.ppo import PPOConfig
@@ -32,8 +32,8 @@ def read_sizes(path: str | Path | None) -> State | None:
     if not file.is_file():
         return None
     try:
-        checkpoint = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    except (EOFError, RuntimeError, UnpicklingError):
+        checkpoint = files.load_part(file, file, mmap=True)
+    except ConfigurationError:
         return None  # Whoever loads it says what is wrong with it.
     sizes: State | None = checkpoint.get(ENTRY, {}).get("sizes")
     return sizes

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import lightning as L
-import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -41,8 +40,7 @@ def backward_and_optimizer(module: L.LightningModule) -> tuple[Callable[[Tensor]
         strategy.pre_backward(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    counting = cast(Optimizer, _CountingOptimizer(optimizer))
-    return torch.Tensor.backward if type(strategy) is SingleDeviceStrategy else backward, counting
+    return backward, cast(Optimizer, _CountingOptimizer(optimizer))
 
 
 def _is_heard(module: L.LightningModule) -> bool:

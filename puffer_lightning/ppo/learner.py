@@ -131,8 +131,10 @@ class Learner:
         # All that ranks tell one another besides losses and gradients, in one go.
         row = torch.cat([*(of.sums() for of in counted.values()), torch.tensor(facts, dtype=torch.float64)])
         rows = gather_rows(row.to(rollout.rewards.device)).cpu()
-        sums, of_ranks = rows[:, :-5].sum(0).reshape(len(counted), -1), rows[:, -5:]
-        steps = int(of_ranks[:, 0].sum())
+        of_episodes, of_ranks = rows.tensor_split([-len(facts)], dim=1)
+        sums = of_episodes.sum(0).reshape(len(counted), -1)
+        made, *_, most_parts, signals = of_ranks.unbind(1)
+        steps = int(made.sum())
         self.env_steps += steps
         means = {kind: episode_means(of) for kind, of in zip(counted, sums, strict=True)}
         named = {f"rollout/{name}": value for name, value in means.pop("").items()}
@@ -141,14 +143,14 @@ class Learner:
         metrics = _read(named)
         metrics["train/learning_rate"] = learning_rate
         self.rank_seconds = of_ranks[:, 1:3].tolist()
-        self.agreed_signal = int(of_ranks[:, 4].max())
+        self.agreed_signal = int(signals.max())
         end = time.perf_counter()
         if world_size() > 1:
             metrics |= {f"ranks/{k}": value for k, value in straggler_metrics(self.rank_seconds).items()}
         metrics["time/sps"] = steps / (end - rollout.began)
         metrics["time/rollout_share"] = rollout.seconds / (end - rollout.began)
         metrics["time/update_share"] = (end - begin) / (end - rollout.began)
-        self._accumulate(parts, int(of_ranks[:, 3].max()))
+        self._accumulate(parts, int(most_parts.max()))
         self._sentinel.check(int(metrics["train/skipped"]), self.policy, rollout, scaled, self.config)
         return metrics
 
