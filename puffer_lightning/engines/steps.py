@@ -18,7 +18,7 @@ from puffer_lightning.engines.strategies import DDP
 _HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
 
 
-def backward_and_optimizer(module: L.LightningModule) -> tuple[Callable[[Tensor], object], Optimizer]:
+def backward_and_optimizer(module: L.LightningModule) -> tuple[Callable[[Tensor], object] | None, Optimizer]:
     """How the module runs a backward pass, and its optimizer.
 
     Around both, Lightning calls hooks of the module and of every callback, scales the loss for 16-bit
@@ -35,6 +35,8 @@ def backward_and_optimizer(module: L.LightningModule) -> tuple[Callable[[Tensor]
     if _is_heard(module):
         return module.manual_backward, cast(Optimizer, optimizer)
     strategy = module.trainer.strategy
+    if type(strategy) is SingleDeviceStrategy:
+        return None, cast(Optimizer, _CountingOptimizer(optimizer))
 
     def backward(loss: Tensor) -> None:
         strategy.pre_backward(loss)
@@ -71,4 +73,9 @@ class _CountingOptimizer:
     def step(self) -> None:
         self._counted._on_before_step()
         self.optimizer.step()
+        self._counted._on_after_step()
+
+    def count_step(self) -> None:
+        """Count a step that was taken past it."""
+        self._counted._on_before_step()
         self._counted._on_after_step()

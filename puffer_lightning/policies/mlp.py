@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.nn.functional import linear
 
 # Up to here the transposed product is faster, or as fast.
 _FEW_INPUTS = 32
@@ -69,8 +70,11 @@ def mlp(x: Tensor, parameters: Sequence[Tensor], activation: str) -> Tensor:
         ``[..., outputs]``.
     """
     flat = x.reshape(-1, x.shape[-1])
-    if torch.is_grad_enabled():
-        out: Tensor = _MLP.apply(flat, activation, *parameters)  # type: ignore[no-untyped-call]
+    if torch.compiler.is_compiling():
+        # Which finds the gradient by itself, and fuses what follows a product.
+        out = _fusible(flat, activation, parameters)
+    elif torch.is_grad_enabled():
+        out = _MLP.apply(flat, activation, *parameters)  # type: ignore[no-untyped-call]
     else:
         out = _layers(flat, activation, parameters)[-1]
     return out.view(*x.shape[:-1], -1)
@@ -83,6 +87,18 @@ def _layers(x: Tensor, activation: str, parameters: Sequence[Tensor]) -> list[Te
     for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
         outs.append(apply(torch.addmm(bias, outs[-1], weight.t(), beta=scale, alpha=scale)))
     return outs
+
+
+def _fusible(x: Tensor, activation: str, parameters: Sequence[Tensor]) -> Tensor:
+    """The same in operators that do not write in place."""
+    for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
+        if x.shape[1] < _FEW_INPUTS:
+            # Of this one the gradient is the transposed product.
+            x = torch.addmm(bias, x, weight.t().contiguous())
+        else:
+            x = linear(x, weight, bias)
+        x = 2 * torch.sigmoid(2 * x) - 1 if activation == "tanh" else x.relu()
+    return x
 
 
 class _MLP(torch.autograd.Function):

@@ -56,7 +56,7 @@ def minibatch_gradients(
         ConfigurationError: A single transition is too much for the memory, or each rank has only a part of
             the policy, so that none can begin anew by itself.
     """
-    parts = indices.chunk(_num_parts(indices, config))
+    parts = indices.chunk(num_parts(indices, config))
     inner: Policy = getattr(policy, "module", policy)
     statistics: Tensor | None = None
     before: Sequence[int | None] | None = None
@@ -90,7 +90,7 @@ def minibatch_gradients(
     return statistics
 
 
-def _num_parts(indices: Tensor, config: PPOConfig) -> int:
+def num_parts(indices: Tensor, config: PPOConfig) -> int:
     """Microbatches, on a lone CPU as many at least as leave each small enough for its caches."""
     if indices.device.type != "cpu" or world_size() > 1:
         return config.accumulate_grad_batches

@@ -20,7 +20,9 @@ from puffer_lightning.distributed import (
     world_size,
 )
 from puffer_lightning.functional import running_returns, straggler_metrics
+from puffer_lightning.memory import keep_freed_memory
 from puffer_lightning.policies import Policy
+from puffer_lightning.ppo.compiled import CompiledAct, CompiledMinibatches
 from puffer_lightning.ppo.config import PPOConfig
 from puffer_lightning.ppo.gradients import Finish
 from puffer_lightning.ppo.loss import minibatch_loss
@@ -54,6 +56,7 @@ class Learner:
     def __init__(
         self, policy: Policy, config: PPOConfig, seed: int, compile: bool = False, sync_check_every: int = 0
     ) -> None:
+        keep_freed_memory()
         self.policy = policy
         self.config = config
         self.env_steps = 0
@@ -61,7 +64,8 @@ class Learner:
         self._iterations = 0
         self.rank_seconds: list[list[float]] = []
         self.stop_signal = self.agreed_signal = 0
-        self.act: Actor = torch.compile(policy.act) if compile else policy.act
+        self.act: Actor = CompiledAct(policy) if compile else policy.act
+        self._compiled = CompiledMinibatches(policy) if compile else None
         self._loss = torch.compile(minibatch_loss) if compile else minibatch_loss
         device = policy.device
         self._generator = torch.Generator(device).manual_seed(derive_seed(seed, "minibatches", rank()))
@@ -76,7 +80,7 @@ class Learner:
         rollout: Rollout,
         optimizer: Optimizer,
         *,
-        backward: Callable[[Tensor], object] = torch.Tensor.backward,
+        backward: Callable[[Tensor], object] | None = None,
         no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
         finish: Finish | None = None,
         policy: Policy | None = None,
@@ -87,7 +91,8 @@ class Learner:
         Args:
             rollout: What the policy collected.
             optimizer: Steps the policy's parameters.
-            backward: See :func:`~puffer_lightning.ppo.update`.
+            backward: See :func:`~puffer_lightning.ppo.update`; None if nobody but the optimizer needs to know
+                of a backward pass.
             no_sync: Likewise.
             finish: Likewise.
             policy: The policy as the engine wrapped it, if it did.
@@ -114,10 +119,11 @@ class Learner:
             scaled,
             self.config,
             self._generator,
-            backward=backward,
+            backward=backward or torch.Tensor.backward,
             no_sync=no_sync,
             finish=finish,
-            loss_function=self._loss,
+            loss_function=minibatch_loss if backward is None else self._loss,
+            compiled=self._compiled if backward is None else None,
             measure=measure,
         )
         if self.policy.observation_normalizer is not None:

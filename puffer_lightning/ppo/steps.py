@@ -7,6 +7,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
+def unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The torch optimizer itself: what a wrapper holds as its ``optimizer``, if it is one."""
+    inner: Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return inner
+
+
+def count_step(optimizer: Optimizer) -> None:
+    """Tell a wrapper that counts steps, by its own ``count_step``, of one that was taken past it."""
+    if hasattr(optimizer, "count_step"):
+        optimizer.count_step()
+
+
 def step_if_finite(optimizer: Optimizer, norm: Tensor) -> None:
     """Take an optimizer step, or leave parameters and optimizer state as they are if the norm is not finite.
 
@@ -17,7 +29,7 @@ def step_if_finite(optimizer: Optimizer, norm: Tensor) -> None:
         optimizer: Anything with ``step`` and ``zero_grad``; what it wraps, if so, is its ``optimizer``.
         norm: Scalar, of all gradients together.
     """
-    inner = getattr(optimizer, "optimizer", optimizer)
+    inner = unwrapped(optimizer)
     if norm.is_cuda and all(group.get("fused") for group in inner.param_groups):
         step_unless(norm.isfinite().logical_not(), optimizer)
         return
@@ -29,7 +41,7 @@ def step_if_finite(optimizer: Optimizer, norm: Tensor) -> None:
 
 def step_unless(skip: Tensor, optimizer: Optimizer) -> None:
     """Take a fused optimizer's step unless ``skip``, a bool scalar on its device, which is not read here."""
-    inner: Any = getattr(optimizer, "optimizer", optimizer)
+    inner: Any = unwrapped(optimizer)
     inner.found_inf = skip.float()
     try:
         optimizer.step()

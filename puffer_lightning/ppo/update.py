@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from puffer_lightning.functional import (
     mean_and_std,
 )
 from puffer_lightning.policies import Policy
+from puffer_lightning.ppo.compiled import CompiledMinibatches
 from puffer_lightning.ppo.config import PPOConfig
 from puffer_lightning.ppo.gradients import Finish, minibatch_gradients
 from puffer_lightning.ppo.loss import STATISTICS, minibatch_loss
@@ -38,6 +38,7 @@ def update(
     finish: Finish | None = None,
     clip: Callable[[float], Tensor] | None = None,
     loss_function: LossFunction = minibatch_loss,
+    compiled: CompiledMinibatches | None = None,
     measure: Measure = unmeasured,
 ) -> dict[str, Tensor]:
     """Train the policy on a rollout.
@@ -64,6 +65,7 @@ def update(
             other ranks waiting; None if gradients are not reduced.
         clip: Scales gradients down to a global norm and returns the norm they had.
         loss_function: Stands in for :func:`minibatch_loss`, such as a compiled version of it.
+        compiled: Trains on minibatches past all of the above, as far as it can.
         measure: Has the phases of the update measured.
 
     Returns:
@@ -85,30 +87,41 @@ def update(
     batch = make_batch(rollout, advantages)
     explained = explained_variance_sums(batch.values, batch.returns, batch.valid)
     order = shuffled_indices(batch.size, config.update_epochs, generator)
-    means, stds, weights = _minibatch_moments(batch.advantages, batch.valid, order, config)
+    moments = _minibatch_moments(batch.advantages, batch.valid, order, config)
     take = measure("update/gather", batch.take)
     loss_function = measure("update/forward", loss_function)
     backward = measure("update/backward", backward)
     clip = measure("update/step", clip or (lambda norm: clip_grad_norm(policy.parameters(), norm)))
     step = measure("update/step", step_if_finite)
+    graph = None if compiled is None else compiled.begin(batch, config, optimizer)
+    if graph is not None:
+        graph = measure("update/backward", graph)
+
+    def train(indices: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
+        """Take an optimizer step; a minibatch's sums of ``STATISTICS`` and the norm of its gradients."""
+        done = None if graph is None else graph(indices, moments)
+        if done is not None:
+            return done
+
+        def loss(policy: Policy, batch: Batch) -> tuple[Tensor, Tensor]:
+            return loss_function(policy, batch, *moments.unbind(), config)
+
+        optimizer.zero_grad()
+        of_minibatch = minibatch_gradients(
+            policy, take, indices, loss, config, backward=backward, no_sync=no_sync, finish=finish
+        )
+        norm = clip(config.max_grad_norm)
+        step(optimizer, norm)
+        return of_minibatch, norm
 
     statistics: list[Tensor] = []
     norms: list[Tensor] = []
     for epoch in range(config.update_epochs):
-        for minibatch, indices in enumerate(order[epoch].chunk(config.num_minibatches)):
-            optimizer.zero_grad()
-            moments = means[epoch, minibatch], stds[epoch, minibatch], weights[epoch, minibatch]
-
-            def loss(policy: Policy, batch: Batch, moments: Any = moments) -> tuple[Tensor, Tensor]:
-                return loss_function(policy, batch, *moments, config)
-
-            statistics.append(
-                minibatch_gradients(
-                    policy, take, indices, loss, config, backward=backward, no_sync=no_sync, finish=finish
-                )
-            )
-            norms.append(clip(config.max_grad_norm))
-            step(optimizer, norms[-1])
+        minibatches = order[epoch].chunk(config.num_minibatches), moments[epoch].unbind()
+        for indices, of_advantages in zip(*minibatches, strict=True):
+            of_minibatch, norm = train(indices, of_advantages)
+            statistics.append(of_minibatch)
+            norms.append(norm)
         if config.target_kl is not None:
             of_pass = slice(-config.num_minibatches, None)
             if _moved_too_far(statistics[of_pass], norms[of_pass], config.target_kl):
@@ -132,10 +145,8 @@ def _over_kept(statistics: list[Tensor], norms: list[Tensor]) -> tuple[Tensor, T
     return kept.sum(), totals, of_each.where(kept, 0.0).sum()
 
 
-def _minibatch_moments(
-    advantages: Tensor, valid: Tensor, order: Tensor, config: PPOConfig
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and std of the advantages, and the loss weight, of each minibatch: three [epochs, minibatches]."""
+def _minibatch_moments(advantages: Tensor, valid: Tensor, order: Tensor, config: PPOConfig) -> Tensor:
+    """Mean and std of the advantages, and the loss weight, of each minibatch: [epochs, minibatches, 3]."""
     minibatches = order.view(config.update_epochs, config.num_minibatches, -1)
 
     def by_minibatch(steps: Tensor) -> Tensor:
@@ -148,7 +159,7 @@ def _minibatch_moments(
     mean, std = mean_and_std(over_ranks if config.normalize_advantages == "global" else sums)
     if config.normalize_advantages == "none":
         mean, std = torch.zeros_like(mean), torch.ones_like(std)
-    return mean.to(advantages.dtype), std.to(advantages.dtype), weights.to(advantages.dtype)
+    return torch.stack((mean, std, weights), -1).to(advantages.dtype)
 
 
 def _moved_too_far(statistics: list[Tensor], norms: list[Tensor], target_kl: float) -> bool:

@@ -125,8 +125,10 @@ class HostBuffers(StepBuffers):
 
     def write_observations(self, t: int, observations: Any) -> tuple[Any, Tensor]:
         """Store the observations of step t; returns them, and the step's noise, on the device."""
-        for array, leaf in zip(self._host_arrays, tree_leaves(observations), strict=True):
-            np.copyto(array[t], leaf)
+        # To flatten a lone array would take longer than to copy it.
+        leaves = (observations,) if isinstance(observations, np.ndarray) else tree_leaves(observations)
+        for array, leaf in zip(self._host_arrays, leaves, strict=True):
+            array[t] = leaf
         if self._copies:
             for device_rows, host_rows in zip(self._leaf_rows, self._host_rows, strict=True):
                 device_rows[t].copy_(host_rows[t], non_blocking=True)

@@ -177,6 +177,7 @@ class Collector:
         write_step = measure("rollout/copy", buffers.write_step)
         to_env = measure("rollout/copy", lambda actions: stepper.to_env(head.to_env(actions)))
         step_env = measure("rollout/env", stepper.step)
+        remembers = bool(tree_leaves(state))
         for t in range(self.horizon):
             if self._preempted(t):
                 buffers.rollout.preempted_at = t
@@ -186,7 +187,8 @@ class Collector:
             write_action(t, action)
             step = step_env(to_env(action.actions))
             write_step(t, step, action.state)
-            state = policy.restart(action.state, torch.as_tensor(step.started, device=self.device))
+            if remembers:
+                state = policy.restart(action.state, torch.as_tensor(step.started, device=self.device))
         self._state = state
 
     def _preempted(self, t: int) -> bool:

@@ -1,0 +1,290 @@
+"""Acting and minibatches, each compiled into one graph that is called without checking what it is for.
+
+Between two operators of a small network torch takes longer than within them, and autograd, the optimizer's
+bookkeeping and the checks that guard compiled functions take longer still. See docs/adr/0027.
+"""
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Adam, Optimizer
+from torch.optim.adam import adam
+
+from puffer_lightning.policies import Action, Policy, State
+from puffer_lightning.ppo.config import PPOConfig
+from puffer_lightning.ppo.gradients import num_parts
+from puffer_lightning.ppo.loss import minibatch_loss
+from puffer_lightning.ppo.steps import count_step, step_if_finite, unwrapped
+from puffer_lightning.rollout import Batch
+
+# Of batches, for each of which acting is compiled once. Environments that answer when they are ready come in
+# batches of any size.
+_MOST_SIZES = 4
+
+
+class CompiledAct:
+    """Stands in for ``policy.act``: compiled at the first call for each number of environments.
+
+    What cannot be compiled, or where there is no compiler, is done as before, after a warning.
+
+    Args:
+        policy: Acts without gradients; its parameters may change, but not what they are.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._by_size: dict[int, _Graph] = {}
+
+    def __call__(self, observations: Any, noise: Tensor, state: State = ()) -> Action:
+        """See :meth:`~puffer_lightning.policies.Policy.act`."""
+        graph = self._by_size.get(len(noise))
+        if graph is None and len(self._by_size) < _MOST_SIZES:
+            graph = self._by_size[len(noise)] = _Graph(_act, "acting", ahead=True)
+        action: Action | None = None
+        if graph is not None:
+            action = graph(self._policy, observations, noise, state)
+        return action or self._policy.act(observations, noise, state)
+
+
+class CompiledMinibatches:
+    """A minibatch from its indices to the optimizer's step, for a policy on one device.
+
+    Nobody else is told of its gradients. The step of an Adam is within the graph; other optimizers take
+    theirs, as does Adam where a minibatch is divided. Compiled at the first use, again where sizes change.
+
+    Args:
+        policy: The policy.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._loss = _Loss(policy)
+        self._graphs: defaultdict[tuple[object, ...], _Graph] = defaultdict(
+            partial(_Graph, _minibatch, "the update")
+        )
+
+    def begin(
+        self, batch: Batch, config: PPOConfig, optimizer: Optimizer
+    ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None] | None:
+        """Prepare for the minibatches of a rollout.
+
+        Args:
+            batch: The rollout.
+            config: The coefficients.
+            optimizer: Steps all the policy's parameters that have gradients; see
+                :func:`~puffer_lightning.ppo.steps.step_if_finite`.
+
+        Returns:
+            Trains on a minibatch, given its indices and its moments [3] (mean, std and weight, see
+            :func:`~puffer_lightning.ppo.loss.minibatch_loss`), and returns its sums [5] of ``STATISTICS``
+            and the norm of its gradients. Returns None, and nothing is done, if it cannot be compiled or
+            memory runs out. It is itself None before the optimizer's first step.
+        """
+        trained = {name: part for name, part in self._loss.named_parameters() if part.requires_grad}
+        if not all(parameter in unwrapped(optimizer).state for parameter in trained.values()):
+            return None
+        detached = {name: parameter.detach() for name, parameter in trained.items()}
+        in_graph = _adam_of(unwrapped(optimizer), trained.values())
+        learning_rate = unwrapped(optimizer).param_groups[0]["lr"]
+        coefficients = config.clip_coef, config.vf_coef, config.ent_coef, config.max_grad_norm, learning_rate
+        # A tensor, so that nothing is compiled anew where one of them changes from iteration to iteration.
+        scalars = torch.tensor(coefficients, device=batch.values.device)
+
+        def train(indices: Tensor, moments: Tensor) -> tuple[Tensor, Tensor] | None:
+            parts = indices.chunk(num_parts(indices, config))
+            whole = len(parts) == 1
+            stepping = in_graph if whole else None
+            gradients: list[Tensor] = []
+            sums: list[Tensor] = []
+            for rows in parts:
+                arguments = self._loss, detached, batch, rows, moments, scalars, config, whole, stepping
+                constants = None if stepping is None else stepping[:4]
+                kind = batch.size, len(rows), whole, config.clip_value_loss, constants
+                try:
+                    result = self._graphs[kind](*arguments)
+                except torch.OutOfMemoryError:
+                    return None
+                if result is None:
+                    return None
+                of_part, statistics, norm = result
+                sums.append(statistics)
+                if gradients:
+                    torch._foreach_add_(gradients, of_part)
+                else:
+                    gradients = of_part
+            if stepping is not None:
+                count_step(optimizer)
+                return statistics, norm
+            for parameter, gradient in zip(trained.values(), gradients, strict=True):
+                parameter.grad = gradient
+            if not whole:
+                statistics = torch.stack(sums).sum(0)
+                norm = clip_grad_norm_(trained.values(), config.max_grad_norm)
+            step_if_finite(optimizer, norm)
+            return statistics, norm
+
+        return train
+
+
+class _Adam(NamedTuple):
+    """What ``torch.optim.adam.adam`` needs to know of an Adam."""
+
+    beta1: float
+    beta2: float
+    weight_decay: float
+    eps: float
+    averages: list[Tensor]
+    squares: list[Tensor]
+    steps: list[Tensor]
+
+
+def _adam_of(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> _Adam | None:
+    """None if it is something else, or an Adam with more to it than a graph can hold."""
+    [*groups] = optimizer.param_groups
+    special = ("amsgrad", "maximize", "differentiable", "capturable")
+    if type(optimizer) is not Adam or len(groups) > 1 or any(groups[0][name] for name in special):
+        return None
+    (beta1, beta2), states = groups[0]["betas"], [optimizer.state[parameter] for parameter in parameters]
+    averages, squares, steps = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
+    return _Adam(beta1, beta2, groups[0]["weight_decay"], groups[0]["eps"], averages, squares, steps)
+
+
+class _Loss(nn.Module):
+    """``minibatch_loss`` as a module, for the sake of ``functional_call``."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(
+        self, batch: Batch, rows: Tensor, moments: Tensor, scalars: Tensor, config: PPOConfig
+    ) -> tuple[Tensor, Tensor]:
+        clip_coef, vf_coef, ent_coef, *_ = scalars.unbind()
+        given: Any = {"clip_coef": clip_coef, "vf_coef": vf_coef, "ent_coef": ent_coef}
+        mean, std, weight = moments.unbind()
+        return minibatch_loss(self.policy, batch.take(rows), mean, std, weight, replace(config, **given))
+
+
+def _act(policy: Policy, observations: Any, noise: Tensor, state: State) -> Action:
+    return policy.act(observations, noise, state)
+
+
+def _minibatch(
+    loss: _Loss,
+    parameters: dict[str, Tensor],
+    batch: Batch,
+    rows: Tensor,
+    moments: Tensor,
+    scalars: Tensor,
+    config: PPOConfig,
+    whole: bool,
+    stepping: _Adam | None,
+) -> tuple[list[Tensor], Tensor, Tensor | None]:
+    """Gradients, each in its parameter's own layout (fused optimizers rely on it); sums [5]; the norm."""
+
+    def of(parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        arguments = batch, rows, moments, scalars, config
+        result: tuple[Tensor, Tensor] = functional_call(loss, parameters, arguments)
+        return result
+
+    by_name, statistics = grad(of, has_aux=True)(parameters)
+    gradients = [torch.empty_like(parameters[name]).copy_(of_one) for name, of_one in by_name.items()]
+    if not whole:
+        return gradients, statistics, None
+    # As in ``clip_grad_norm_``.
+    norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
+    *_, max_norm, learning_rate = scalars.unbind()
+    coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    gradients = [gradient * coefficient for gradient in gradients]
+    if stepping is None:
+        return gradients, statistics, norm
+    _step(list(parameters.values()), gradients, stepping, learning_rate, norm.isfinite())
+    return [], statistics, norm
+
+
+def _step(
+    parameters: list[Tensor], gradients: list[Tensor], of: _Adam, learning_rate: Tensor, finite: Tensor
+) -> None:
+    """Torch's own step, taken back where a number is not finite."""
+    changed = [*parameters, *of.averages, *of.squares, *of.steps]
+    before = [tensor.clone() for tensor in changed]
+    adam(
+        parameters,
+        gradients,
+        of.averages,
+        of.squares,
+        [],
+        of.steps,
+        foreach=False,
+        capturable=True,
+        lr=learning_rate,
+        beta1=of.beta1,
+        beta2=of.beta2,
+        weight_decay=of.weight_decay,
+        eps=of.eps,
+        amsgrad=False,
+        maximize=False,
+    )
+    for tensor, old in zip(changed, before, strict=True):
+        tensor.copy_(torch.where(finite, tensor, old))
+
+
+class _Graph:
+    """A function compiled for what it is called with first; whoever calls it sees to it that nothing differs.
+
+    Args:
+        function: Has neither defaults nor a closure; its first argument is a module.
+        what: What it does, for the warning if it cannot be compiled.
+        ahead: Compile it ahead of time if torch can: that saves 40 µs a call, but is not cached between runs.
+    """
+
+    def __init__(self, function: Callable[..., Any], what: str, ahead: bool = False) -> None:
+        # Code of its own: by its code torch finds, and without guards takes, what was compiled for others.
+        self._function = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+        self._what, self._ahead = what, ahead
+        self._compiled: Callable[..., Any] | None = None
+        self._failed = False
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the function returns, or None, and nothing is done, if it cannot be compiled."""
+        if self._compiled is not None:
+            return self._compiled(*arguments)
+        if self._failed:
+            return None
+        try:
+            with torch.no_grad():
+                compiled: Any = torch.compile(
+                    self._function, fullgraph=True, dynamic=False, options=_options(arguments[0])
+                )
+                if self._ahead and hasattr(compiled, "aot_compile"):
+                    compiled = compiled.aot_compile((arguments, {}))
+                    compiled.disable_guard_check()
+                result = compiled(*arguments)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as failure:
+            self._failed = True
+            reason = str(failure).strip().splitlines()[0]
+            warnings.warn(f"compile: {self._what} goes on without being compiled: {reason}", stacklevel=2)
+            return None
+        self._compiled = compiled
+        return result
+
+
+def _options(module: nn.Module) -> dict[str, Any]:
+    """Of ``torch.compile``."""
+    options: dict[str, Any] = {}
+    if all(parameter.device.type == "cpu" for parameter in module.parameters()):
+        # A graph's own entry in C++ takes half as long as the one in Python.
+        options["cpp_wrapper"] = True
+    if hasattr(torch.compiler, "skip_all_guards_unsafe"):
+        options["guard_filter_fn"] = torch.compiler.skip_all_guards_unsafe
+    return options
