@@ -14,6 +14,7 @@ from puffer_lightning.engines.elastic import ENTRY, read_sizes
 from puffer_lightning.engines.module import PPO
 from puffer_lightning.engines.precision import autocast_dtype
 from puffer_lightning.engines.resume import leave
+from puffer_lightning.engines.steps import fabric_backward
 from puffer_lightning.policies import Policy
 from puffer_lightning.ppo import Metrics
 
@@ -59,7 +60,7 @@ def iterations(
         metrics = learner.learn(
             data.collect(model.policy, learner.act),
             fabric_optimizer,
-            backward=fabric.backward,
+            backward=fabric_backward(fabric),
             # Not policy.module, which is the policy under the strategy's wrapper.
             no_sync=partial(no_sync, policy._forward_module),
             finish=partial(finish_reduction, policy._forward_module),

@@ -79,7 +79,9 @@ class PPO(L.LightningModule):
             policy, ``warm_up_share`` helps.
         sync_check_every: Check after every so many iterations that all ranks hold the same policy, bit for
             bit; 0 for never.
-        compile: Compile acting and the loss with ``torch.compile``.
+        compile: Compile acting and the update with ``torch.compile``: on one device each minibatch, Adam's
+            step included, is one graph; elsewhere the loss is. The first run takes half a minute for that,
+            later ones some seconds. Where there is no compiler, a warning says so.
         normalize_observations: Shift and scale each element of the observations by running statistics, to
             mean 0 and standard deviation 1, clipped to ±10: all Box parts but those of uint8. The statistics
             are saved with the policy, and evaluation uses them as they are.

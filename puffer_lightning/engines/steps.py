@@ -4,6 +4,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import lightning as L
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.precision import Precision as FabricPrecision
+from lightning.fabric.strategies.single_device import SingleDeviceStrategy as FabricSingleDevice
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -29,6 +32,9 @@ def backward_and_optimizer(module: L.LightningModule) -> tuple[Callable[[Tensor]
 
     Args:
         module: Attached to a Trainer, in manual optimization, with one optimizer.
+
+    Returns:
+        The backward pass, None for torch's own that nothing has to be prepared for, and the optimizer.
     """
     optimizer = module.optimizers()
     assert isinstance(optimizer, LightningOptimizer)
@@ -57,6 +63,16 @@ def _is_heard(module: L.LightningModule) -> bool:
         and not any(is_overridden(hook, module, L.LightningModule) for hook in (*_HOOKS, "backward"))
         and not any(is_overridden(hook, c, L.Callback) for hook in _HOOKS for c in trainer.callbacks)  # type: ignore[attr-defined]
     )
+
+
+def fabric_backward(fabric: Fabric) -> Callable[[Tensor], object] | None:
+    """Fabric's backward pass, or None where that is torch's own and nobody is told of optimizer steps."""
+    plain = (
+        type(fabric.strategy) is FabricSingleDevice
+        and type(fabric.strategy.precision) is FabricPrecision
+        and not any(hasattr(callback, "on_after_optimizer_step") for callback in fabric._callbacks)
+    )
+    return None if plain else fabric.backward
 
 
 class _CountingOptimizer:

@@ -6,7 +6,7 @@ bookkeeping and the checks that guard compiled functions take longer still. See 
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import FunctionType
@@ -18,6 +18,7 @@ from torch.func import functional_call, grad
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Adam, Optimizer
 from torch.optim.adam import adam
+from torch.utils._pytree import tree_map
 
 from puffer_lightning.policies import Action, Policy, State
 from puffer_lightning.ppo.config import PPOConfig
@@ -86,14 +87,16 @@ class CompiledMinibatches:
             Trains on a minibatch, given its indices and its moments [3] (mean, std and weight, see
             :func:`~puffer_lightning.ppo.loss.minibatch_loss`), and returns its sums [5] of ``STATISTICS``
             and the norm of its gradients. Returns None, and nothing is done, if it cannot be compiled or
-            memory runs out. It is itself None before the optimizer's first step.
+            memory runs out. It is itself None before an Adam's first step, which makes its state.
         """
         trained = {name: part for name, part in self._loss.named_parameters() if part.requires_grad}
-        if not all(parameter in unwrapped(optimizer).state for parameter in trained.values()):
-            return None
         detached = {name: parameter.detach() for name, parameter in trained.items()}
-        in_graph = _adam_of(unwrapped(optimizer), trained.values())
-        learning_rate = unwrapped(optimizer).param_groups[0]["lr"]
+        in_graph: _Adam | None = None
+        if _is_plain_adam(inner := unwrapped(optimizer)):
+            if not all(parameter in inner.state for parameter in trained.values()):
+                return None
+            in_graph = _adam(inner, list(trained.values()))
+        learning_rate = inner.param_groups[0]["lr"]
         coefficients = config.clip_coef, config.vf_coef, config.ent_coef, config.max_grad_norm, learning_rate
         # A tensor, so that nothing is compiled anew where one of them changes from iteration to iteration.
         scalars = torch.tensor(coefficients, device=batch.values.device)
@@ -146,15 +149,22 @@ class _Adam(NamedTuple):
     steps: list[Tensor]
 
 
-def _adam_of(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> _Adam | None:
-    """None if it is something else, or an Adam with more to it than a graph can hold."""
-    [*groups] = optimizer.param_groups
+def _is_plain_adam(optimizer: Optimizer) -> bool:
+    """Whether it is an Adam with no more to it than the graph holds."""
     special = ("amsgrad", "maximize", "differentiable", "capturable")
-    if type(optimizer) is not Adam or len(groups) > 1 or any(groups[0][name] for name in special):
-        return None
-    (beta1, beta2), states = groups[0]["betas"], [optimizer.state[parameter] for parameter in parameters]
+    [group, *others] = optimizer.param_groups
+    return type(optimizer) is Adam and not others and not any(group[name] for name in special)
+
+
+def _adam(optimizer: Optimizer, parameters: list[nn.Parameter]) -> _Adam | None:
+    """None where it counts steps on another device than the parameters'."""
+    states = [optimizer.state[parameter] for parameter in parameters]
     averages, squares, steps = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
-    return _Adam(beta1, beta2, groups[0]["weight_decay"], groups[0]["eps"], averages, squares, steps)
+    if any(step.device != parameter.device for step, parameter in zip(steps, parameters, strict=True)):
+        return None
+    group = optimizer.param_groups[0]
+    beta1, beta2 = group["betas"]
+    return _Adam(beta1, beta2, group["weight_decay"], group["eps"], averages, squares, steps)
 
 
 class _Loss(nn.Module):
@@ -259,6 +269,7 @@ class _Graph:
             return self._compiled(*arguments)
         if self._failed:
             return None
+        arguments = _distinct(arguments)
         try:
             with torch.no_grad():
                 compiled: Any = torch.compile(
@@ -277,6 +288,18 @@ class _Graph:
             return None
         self._compiled = compiled
         return result
+
+
+def _distinct(arguments: Any) -> Any:
+    """The arguments, each tensor once: of one that is in two places, the graph would read only the first."""
+    seen: set[int] = set()
+
+    def once(leaf: Any) -> Any:
+        again = isinstance(leaf, Tensor) and id(leaf) in seen
+        seen.add(id(leaf))
+        return leaf.clone() if again else leaf
+
+    return tree_map(once, arguments)
 
 
 def _options(module: nn.Module) -> dict[str, Any]:
