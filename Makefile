@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS ?= dev
 
-.PHONY: train test test-fast lint types imports check speed-benchmark framework-benchmark stepping-benchmark collecting-benchmark device-benchmark faults-benchmark strategies long-run curve notebook wheel constraints clean
+.PHONY: train test test-fast lint types imports check speed-benchmark stepping-benchmark collecting-benchmark device-benchmark faults-benchmark strategies long-run curve notebook wheel constraints clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -35,9 +35,6 @@ check: lint types imports  ## Lint, types and the direction of imports.
 speed-benchmark: $(VENV)/.installed  ## Measure training against its peers, each on the same work, in the same run.
 	$(BIN)/python -m pip install --quiet -c benchmarks/constraints.txt -e '.[peers]'
 	$(BIN)/python benchmarks/speed.py
-
-framework-benchmark: $(VENV)/.installed  ## Measure what Lightning costs, against a bare loop in the same run.
-	$(BIN)/python benchmarks/framework.py
 
 stepping-benchmark: $(VENV)/.installed  ## Measure stepping in worker processes, against peers in the same run.
 	$(BIN)/python -m pip install --quiet -e '.[peers]'

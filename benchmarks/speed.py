@@ -6,7 +6,8 @@ Every run is a process of its own, warmed up, timed over whole iterations (rollo
 the sides of a row take turns. Each side has the number of threads, one or two, that it is faster with, found
 in its first run. The table gives medians, and of ratios the median of those within a turn: only ratios mean
 anything on a busy machine. A last run of ours tells where its time goes. ``sides/work.py`` says what the rows
-are, and ``sides/`` holds the sides.
+are, and ``sides/`` holds the sides. PufferLib's own trainer takes part where ``--pufferlib`` names the Python
+of an environment that has it, and torch; else a loop of its update stands in for it.
 
 Writes ``speed.json``, ``speed.md`` and ``speed.png`` to ``--out``; rows that are not measured stay as they
 are.
@@ -25,12 +26,17 @@ from typing import Any
 from sides.report import machine, write
 from sides.work import ROWS, Row
 
-OURS = "puffer_lightning"
+OURS, PUFFERLIB = "puffer_lightning", "PufferLib 3.0"
 HERE = Path(__file__).resolve().parent
 
 
-def run_side(side: str, request: dict[str, Any]) -> dict[str, Any]:
+def run_side(side: str, request: dict[str, Any], python: str | Path = sys.executable) -> dict[str, Any]:
     """One run, in a process and a folder of its own.
+
+    Args:
+        side: By name.
+        request: As ``sides.__main__`` takes it.
+        python: The interpreter that has what the side imports.
 
     Raises:
         SystemExit: It failed; its last words are told.
@@ -38,7 +44,7 @@ def run_side(side: str, request: dict[str, Any]) -> dict[str, Any]:
     environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), environ.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "sides", side, json.dumps(request)]
+        command = [str(python), "-m", "sides", side, json.dumps(request)]
         done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{side} failed on {request}:\n{done.stderr[-2000:]}")
@@ -47,19 +53,29 @@ def run_side(side: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(name: str, row: Row, options: argparse.Namespace) -> dict[str, Any]:
-    """All sides of a row in turn."""
+    """All sides of a row in turn.
+
+    Raises:
+        SystemExit: Sides that have to come to the same weights did not.
+    """
+    if options.pufferlib is None:
+        row = row.without_pufferlib()
+    fixed = options.threads or (1 if row.same_weights else None)
     sides = [OURS, *row.peers]
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     for repeat in range(options.repeats):
         # Each side goes first in turn.
         at = repeat % len(sides)
         for side in sides[at:] + sides[:at]:
-            threads = runs[side][0]["threads"] if runs[side] else options.threads
+            threads = runs[side][0]["threads"] if runs[side] else fixed
             request = {
                 "row": name, "seed": repeat + 1, "threads": threads, "iterations": options.iterations
             }  # fmt: skip
-            runs[side].append(run_side(side, request))
+            python = options.pufferlib if side == PUFFERLIB else sys.executable
+            runs[side].append(run_side(side, request, python))
             print(f"{name:14} {side:20} " + _words(runs[side][-1]), flush=True)
+        if row.same_weights and len({of[-1]["weights"] for of in runs.values()}) > 1:
+            raise SystemExit(f"the sides of {name} did different work: their weights differ")
     key = "seconds" if row.solve else "sps"
     measured: dict[str, Any] = {"where": machine(), "work": row.work.describe(), "unit": key, "sides": {}}
     for side, results in runs.items():
@@ -87,6 +103,11 @@ def _words(result: dict[str, Any]) -> str:
     )
 
 
+def _interpreter(path: str) -> Path:
+    # Not resolved: an environment's Python is a link to another.
+    return Path(path).absolute()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -95,6 +116,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--iterations", type=int, help="timed in each run, instead of the row's own number")
     parser.add_argument("--threads", type=int, help="of all sides, instead of the faster of one and two")
+    parser.add_argument(
+        "--pufferlib", type=_interpreter, metavar="PYTHON", help="that of an environment with PufferLib 3.0"
+    )
     parser.add_argument("--out", type=Path, default=HERE / "results")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ SIDES = {
     "bare loop": ("ours", "run_bare"),
     "CleanRL": ("cleanrl", "run"),
     "Stable-Baselines3": ("sb3", "run"),
+    "PufferLib 3.0": ("puffer_trainer", "run"),
     "PufferLib's loop": ("pufferlib", "run"),
     "floor": ("floor", "run"),
     "profile": ("ours", "profile"),

@@ -1,6 +1,7 @@
 """``puffer_lightning``, as its command line trains: Trainer, logger, progress display and checkpoints."""
 
 import contextlib
+import hashlib
 import io
 import json
 import math
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
 
 from puffer_lightning.cli import PufferCLI
 from puffer_lightning.ppo import PPOConfig
@@ -110,18 +112,19 @@ def config(work: Work, iterations: int) -> dict[str, Any]:
     return {name: section | work.options.get(name, {}) for name, section in sections.items()}
 
 
-def run(work: Work, seed: int, threads: int | None, side: type[_Fit] = _Fit) -> dict[str, float | None]:
+def run(work: Work, seed: int, threads: int | None, side: type[_Fit] = _Fit) -> dict[str, float | str | None]:
     """Train as the work says."""
     clock = Clock(work, threads)
     Path("work.yaml").write_text(json.dumps(config(work, clock.total)))
     cli = _silently(side, _Ticks(clock), ["--config", "work.yaml", "--seed_everything", str(seed)])
+    weights = {"weights": _digest(cli.model.policy)}
     if side is _Bare:
-        return clock.result(cli.metrics.get("rollout/episode_return", math.nan))
+        return clock.result(cli.metrics.get("rollout/episode_return", math.nan)) | weights
     outside = 1 - cli.callback.inside / clock.seconds
-    return clock.result(cli.callback.mean_return) | {"outside": outside}
+    return clock.result(cli.callback.mean_return) | {"outside": outside} | weights
 
 
-def run_bare(work: Work, seed: int, threads: int | None) -> dict[str, float | None]:
+def run_bare(work: Work, seed: int, threads: int | None) -> dict[str, float | str | None]:
     """Train the same without the Trainer."""
     return run(work, seed, threads, _Bare)
 
@@ -141,6 +144,12 @@ def solve(seed: int) -> dict[str, float | None]:
     """Train the default task until it is solved."""
     args = ["--config", "ppo.yaml", "--trainer.limit_val_batches", "0", "--seed_everything", str(seed)]
     return _silently(_Fit, _Solves(), args).callback.clock.outcome  # type: ignore[no-any-return]
+
+
+def _digest(policy: nn.Module) -> str:
+    """Tells whether two runs came to the same weights."""
+    content = b"".join(weight.cpu().numpy().tobytes() for weight in policy.state_dict().values())
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _silently(side: type[_Fit], callback: Callback, args: list[str]) -> Any:

@@ -18,7 +18,7 @@ from matplotlib import pyplot as plt
 _PACKAGES = ("torch", "lightning", "gymnasium", "stable-baselines3", "ale-py", "numpy")
 _COLORS = {
     "puffer_lightning": "#1f6f8b", "CleanRL": "#d98e4a", "Stable-Baselines3": "#8a8a8a",
-    "PufferLib's loop": "#b5546b", "bare loop": "#9bbf85",
+    "PufferLib 3.0": "#7d3c98", "PufferLib's loop": "#b5546b", "bare loop": "#9bbf85",
 }  # fmt: skip
 
 
@@ -93,7 +93,10 @@ def _markdown(table: dict[str, Any]) -> str:
             )
             lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "What each row is, and its floor:", ""]
-    lines += [f"- **{name}**: {row['work']}.{_floor(row)}{_outside(row)}" for name, row in table.items()]
+    lines += [
+        f"- **{name}**: {row['work']}.{_floor(row)}{_outside(row)}{_stand_in(row)}"
+        for name, row in table.items()
+    ]
     lines += ["", "Where the time of an iteration of ours goes (`PhaseProfiler`), in ms and as a share:", ""]
     lines += _profiles({name: row["profile"] for name, row in table.items() if "profile" in row})
     lines += ["", "Measured:", ""]
@@ -153,6 +156,12 @@ def _outside(row: dict[str, Any]) -> str:
     runs = row["sides"]["puffer_lightning"]["runs"]
     shares = sorted(run["outside"] for run in runs)
     return f" Of the Trainer's time {shares[len(shares) // 2]:.1%} is outside of rollout and update."
+
+
+def _stand_in(row: dict[str, Any]) -> str:
+    if "PufferLib's loop" not in row["sides"] or "PufferLib 3.0" in row["sides"]:
+        return ""
+    return " PufferLib 3.0 was not there (`--pufferlib`); the loop stands in for its trainer."
 
 
 def _plot(table: dict[str, Any], path: Path) -> None:

@@ -79,11 +79,20 @@ class Row:
         work: What each side does; of "solve" what ours does is in ``ppo.yaml``.
         peers: Whom ours is compared with, and the least ratio it has to reach, if there is one.
         solve: Train until the task is solved, and compare seconds instead of environment steps a second.
+        same_weights: All sides must come to the same weights, bit for bit, and so have one thread.
     """
 
     work: Work
     peers: dict[str, float | None]
     solve: bool = False
+    same_weights: bool = False
+
+    def without_pufferlib(self) -> "Row":
+        """With the loop held to the bar of PufferLib's own trainer, for which it stands in."""
+        peers = dict(self.peers)
+        if "PufferLib 3.0" in peers:
+            peers["PufferLib's loop"] = peers.pop("PufferLib 3.0")
+        return replace(self, peers=peers)
 
 
 # CleanRL's settings.
@@ -111,12 +120,12 @@ _DEVICE = replace(_LARGE, env="puffer/TorchCartPole-v0", num_envs=4096, horizon=
 
 ROWS = {
     "small": Row(_SMALL, {"CleanRL": 4.0, "Stable-Baselines3": 4.0}),
-    "large": Row(_LARGE, {"PufferLib's loop": 2.0, "Stable-Baselines3": 12.0}),
+    "large": Row(_LARGE, {"PufferLib 3.0": 2.0, "PufferLib's loop": None, "Stable-Baselines3": 12.0}),
     "python envs": Row(_PYTHON, {"Stable-Baselines3": 3.0}),
     "image": Row(_IMAGE, {"CleanRL": 1.5}),
-    "recurrent": Row(_RECURRENT, {"PufferLib's loop": 2.0}),
+    "recurrent": Row(_RECURRENT, {"PufferLib 3.0": 2.0, "PufferLib's loop": None}),
     "time to solve": Row(_DEFAULT, {"CleanRL": 10.0, "Stable-Baselines3": 10.0}, solve=True),
-    "framework": Row(_DEFAULT, {"bare loop": 0.97}),
+    "framework": Row(_DEFAULT, {"bare loop": 0.97}, same_weights=True),
     "device 4096": Row(_DEVICE, {}),
     "device 65536": Row(replace(_DEVICE, num_envs=65536, horizon=16, warm_up=1, iterations=2), {}),
 }

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,83 @@ def test_all_sides_have_networks_of_the_same_size(sides: Any, row: str) -> None:
     assert sizes[0] == sizes[1]
 
 
+class TestMeasure:
+    @pytest.fixture
+    def measure(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """Measures a row whose sides tell nothing but what they were asked."""
+        monkeypatch.syspath_prepend(BENCHMARKS)
+        speed = importlib.import_module("speed")
+        self.asked: list[tuple[str, int | None, str]] = []
+
+        def run_side(side: str, request: dict[str, Any], python: str = sys.executable) -> dict[str, Any]:
+            self.asked.append((side, request["threads"], python))
+            return {"sps": 1.0, "threads": request["threads"], "weights": self.weights.get(side, "same")}
+
+        self.weights: dict[str, str] = {}
+        monkeypatch.setattr(speed, "run_side", run_side)
+        options = {"repeats": 2, "iterations": None, "threads": None, "pufferlib": None}
+        return lambda name, **given: speed.measure(name, speed.ROWS[name], Namespace(**options | given))
+
+    @pytest.mark.parametrize("row", ["large", "recurrent"])
+    def test_a_loop_stands_in_for_pufferlib_with_its_bar(self, measure: Any, row: str) -> None:
+        sides = measure(row)["sides"]
+        assert "PufferLib 3.0" not in sides
+        assert sides["PufferLib's loop"]["bar"] == 2.0
+
+    @pytest.mark.parametrize("row", ["large", "recurrent"])
+    def test_pufferlib_runs_in_its_own_python_and_has_the_bar(self, measure: Any, row: str) -> None:
+        sides = measure(row, pufferlib=Path("/its/python"))["sides"]
+        assert sides["PufferLib 3.0"]["bar"] == 2.0
+        assert sides["PufferLib's loop"]["bar"] is None
+        pythons = {side: python for side, _, python in self.asked}
+        assert pythons.pop("PufferLib 3.0") == Path("/its/python")
+        assert set(pythons.values()) == {sys.executable}
+
+    def test_sides_of_the_same_weights_have_one_thread(self, measure: Any) -> None:
+        measure("framework")
+        assert {threads for _, threads, _ in self.asked} == {1}
+
+    def test_refuses_sides_whose_weights_differ(self, measure: Any) -> None:
+        self.weights["bare loop"] = "other"
+        with pytest.raises(SystemExit, match="weights differ"):
+            measure("framework")
+        measure("large")
+
+
+def test_says_that_the_loop_stands_in(sides: Any) -> None:
+    report = sides("report")
+    assert "stands in" in report._stand_in({"sides": {"PufferLib's loop": {}}})
+    assert not report._stand_in({"sides": {"PufferLib 3.0": {}, "PufferLib's loop": {}}})
+    assert not report._stand_in({"sides": {"CleanRL": {}}})
+
+
+class TestPufferTrainer:
+    @pytest.fixture
+    def trainer(self, sides: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+        # It leaves a link and a checkpoint where it is.
+        monkeypatch.chdir(tmp_path)
+        pytest.importorskip("pufferlib")
+        monkeypatch.setattr(sys, "argv", ["puffer"])
+        return sides("puffer_trainer")
+
+    @pytest.mark.parametrize(
+        ("row", "size"), [("large", 4 * 128 + 128 + 129 * 3), ("recurrent", 1027 + 4 * 128 * (2 * 128 + 2))]
+    )
+    def test_does_the_rows_work(self, trainer: Any, sides: Any, row: str, size: int) -> None:
+        its = trainer.make_trainer(sides("work").ROWS[row].work, seed=1, iterations=3)
+        its.close()
+        assert (its.segments, its.minibatch_size, its.total_minibatches) == (1024, 32768, 2)
+        assert its.total_epochs == 3
+        assert sum(parameter.numel() for parameter in its.policy.parameters()) == size
+
+    def test_learns(self, trainer: Any, sides: Any) -> None:
+        work = replace(
+            sides("work").ROWS["large"].work, num_envs=16, horizon=128, num_minibatches=8, update_epochs=4,
+            warm_up=8, iterations=2,
+        )  # fmt: skip
+        assert trainer.run(work, seed=1, threads=1)["return"] > 60
+
+
 @pytest.mark.slow
 def test_a_row_is_measured_and_written(tmp_path: Path) -> None:
     command = ["--rows", "framework", "--repeats", "1", "--iterations", "1", "--threads", "1"]
@@ -111,6 +189,7 @@ def test_a_row_is_measured_and_written(tmp_path: Path) -> None:
     row = json.loads((tmp_path / "speed.json").read_text())["framework"]
     ours, bare = row["sides"]["puffer_lightning"], row["sides"]["bare loop"]
     # The two do the same work to the same end.
+    assert ours["runs"][0]["weights"] == bare["runs"][0]["weights"]
     assert ours["runs"][0]["return"] == pytest.approx(bare["runs"][0]["return"])
     assert bare["ratio"] == pytest.approx(ours["median"] / bare["median"])
     assert 0 < ours["median"] < row["floor"]["sps"]
