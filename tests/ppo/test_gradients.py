@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from puffer_lightning.distributed import Sharding
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.ppo import PPOConfig, minibatch_loss, update
-from puffer_lightning.ppo.gradients import _num_parts
+from puffer_lightning.ppo.gradients import num_parts
 from tests.transitions import ExactPolicy, parameters_of, random_rollout
 
 
@@ -56,8 +56,8 @@ def test_a_policy_that_is_divided_among_ranks_is_told_what_to_set() -> None:
 
 def test_on_a_lone_cpu_microbatches_are_small_enough_for_its_caches() -> None:
     config, rows = PPOConfig(accumulate_grad_batches=2), torch.arange(4 * 8192 + 4)
-    assert _num_parts(rows[:100], config) == 2
-    assert _num_parts(rows, config) == 5
-    assert _num_parts(rows.to("meta"), config) == 2
+    assert num_parts(rows[:100], config) == 2
+    assert num_parts(rows, config) == 5
+    assert num_parts(rows.to("meta"), config) == 2
     with mock.patch("puffer_lightning.ppo.gradients.world_size", return_value=2):
-        assert _num_parts(rows, config) == 2, "gradients may be sent while others are computed"
+        assert num_parts(rows, config) == 2, "gradients may be sent while others are computed"
