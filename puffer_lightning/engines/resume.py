@@ -32,16 +32,20 @@ def leave(learner: Learner, data: RolloutDataModule) -> State:
         "collector": collector,
         "random": _generators(learner.policy.device),
     }
-    buffer = BytesIO()
-    torch.save(own, buffer)
-    # Ranks that share their data are alike.
-    of_ranks = dict(gather((rank(), buffer.getvalue())))
     return {
         "env_steps": learner.env_steps,
         "seed": torch.initial_seed(),
         "sizes": {**sizes, "total_envs": data.num_envs * world_size()},
-        "ranks": [torch.load(BytesIO(of_ranks[number]), weights_only=True) for number in sorted(of_ranks)],
+        "ranks": _of_ranks(own) if world_size() > 1 else [own],
     }
+
+
+def _of_ranks(own: State) -> list[State]:
+    buffer = BytesIO()
+    torch.save(own, buffer)
+    # Ranks that share their data are alike.
+    of_ranks = dict(gather((rank(), buffer.getvalue())))
+    return [torch.load(BytesIO(of_ranks[number]), weights_only=True) for number in sorted(of_ranks)]
 
 
 def take_up(saved: State, start: Callable[[], Learner], data: RolloutDataModule) -> None:
