@@ -53,7 +53,7 @@ class Faulty(SyncVectorEnv):
 
 
 class NonFinite(SyncVectorEnv):
-    """CartPole with a NaN in some steps of its third environment.
+    """CartPole with a NaN in some steps of its third environment, if it has one (evaluation has two).
 
     Args:
         num_envs: Environments.
@@ -68,7 +68,7 @@ class NonFinite(SyncVectorEnv):
     ) -> None:
         super().__init__([lambda: gym.make("CartPole-v1")] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         self.kind, self.steps, self.made = kind, range(begin, end), 0
-        self.here = int(os.environ.get("RANK", "0")) == rank
+        self.here = int(os.environ.get("RANK", "0")) == rank and num_envs > 2
 
     def step(self, actions: Any) -> Any:
         observations, rewards, *rest = super().step(actions)
