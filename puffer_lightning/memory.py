@@ -2,25 +2,30 @@
 
 import ctypes
 import os
+import sys
 
-# Of glibc's mallopt.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_MEBIBYTE = 1 << 20
+# Of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST, _LARGEST_OF_OLD = 2**30, 2**25
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
-def keep_freed_memory() -> None:
-    """Let what one minibatch frees be there for the next one.
+def keep_freed_memory() -> bool:
+    """Let what one minibatch frees be there for the next one, for the rest of the process.
 
-    glibc gives large blocks back to the system as soon as they are free, and the system clears each page of
-    them when they are needed again: 12,000 page faults, a fifth of the update, with minibatches of 32,768
-    and 128 hidden units (docs/adr/0028). From now on up to 512 MiB are kept. Does nothing where another
-    library allocates, or where the user has set ``MALLOC_TRIM_THRESHOLD_`` or the like.
+    glibc gives the memory of large tensors back to the system as soon as they are freed. Each minibatch asks
+    for it again, page by page, and the system fills every page with zeros first: see docs/adr/0028. The
+    process holds on to the most it has needed.
+
+    Does nothing where the C library is another one, and where the environment says how memory is to be
+    handled (``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``, ``GLIBC_TUNABLES``).
+
+    Returns:
+        Whether it is kept.
     """
-    if any(name in os.environ for name in _SETTINGS):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if mallopt is not None:
-        mallopt(_TRIM_THRESHOLD, 512 * _MEBIBYTE)
-        # The most that it takes.
-        mallopt(_MMAP_THRESHOLD, 32 * _MEBIBYTE)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is None or any(name in os.environ for name in _SETTINGS):
+        return False
+    # Before release 2.35 it takes no more for this one.
+    mapped = any(mallopt(_M_MMAP_THRESHOLD, size) for size in (_LARGEST, _LARGEST_OF_OLD))
+    return bool(mapped and mallopt(_M_TRIM_THRESHOLD, _LARGEST))

@@ -49,6 +49,9 @@ def run(work: Work, seed: int, threads: int | None) -> dict[str, float]:
 def flops_of_a_step(work: Work, policy: policies.Policy, observations: torch.Tensor) -> float:
     """Floating-point operations of an environment step: acting, and a pass of the update for each epoch."""
     num_envs = len(observations)
+    if work.network == "lstm":
+        # In float64 torch's cells compute, whose products the counter knows.
+        policy = policy.double()
     state = policy.initial_state(num_envs, observations.device)
     noise = torch.zeros(num_envs, policy.head.noise_size, device=observations.device)
     with FlopCounterMode(display=False) as acting, torch.no_grad():

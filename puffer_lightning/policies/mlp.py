@@ -50,12 +50,12 @@ def can_fuse(x: Tensor, activation: str) -> bool:
         x: What goes into the first layer.
         activation: After each layer.
     """
-    return (
-        activation in _ACTIVATIONS
-        and x.device.type == "cpu"
-        and x.dtype == torch.float32
-        and not torch.is_autocast_enabled("cpu")
-    )
+    return activation in _ACTIVATIONS and in_plain_float32(x)
+
+
+def in_plain_float32(x: Tensor) -> bool:
+    """Whether what follows from x is computed on the CPU in full float32."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
 
 
 def mlp(x: Tensor, parameters: Sequence[Tensor], activation: str) -> Tensor:

@@ -10,6 +10,8 @@ from torch.utils._pytree import tree_map
 from puffer_lightning.policies.base import Policy, State
 from puffer_lightning.policies.heads import make_head
 from puffer_lightning.policies.initialization import VALUE_GAIN, check_positive, make_orthogonal, orthogonal
+from puffer_lightning.policies.lstm import lstm, lstm_step
+from puffer_lightning.policies.mlp import in_plain_float32
 from puffer_lightning.policies.multi_input import Network, make_encoder
 
 # It remembers from the start: with it all of three seeds solved the memory maze, without it none. Source:
@@ -69,6 +71,10 @@ class LSTMPolicy(Policy):
     def restart(self, state: State, started: Tensor) -> State:
         """Return the state with zeros where an episode begins: see ``Policy.restart``."""
         output, cell = state
+        if started.device.type == "cpu":
+            # A third of a mask's time; elsewhere the number of rows would have to be waited for.
+            rows = started.nonzero().squeeze(-1)
+            return output.index_fill(0, rows, 0.0), cell.index_fill(0, rows, 0.0)
         begins = started.unsqueeze(-1)
         return output.masked_fill(begins, 0.0), cell.masked_fill(begins, 0.0)
 
@@ -83,18 +89,33 @@ class LSTMPolicy(Policy):
             started: ``[T, N]`` bool for sequences, see ``Policy.unroll``.
         """
         if started is None:
-            state = self.memory(self.encoder(observations), state)
+            state = self._step(self.encoder(observations), state)
             outputs: Tensor = state[0]
         else:
             flat = tree_map(lambda leaf: leaf.flatten(0, 1), observations)
             features = self.encoder(flat).unflatten(0, started.shape)
-            steps = []
-            for feature, begins in zip(features.unbind(), started.unbind(), strict=True):
-                state = self.memory(feature, state)
-                steps.append(state[0])
-                state = self.restart(state, begins)
-            outputs = torch.stack(steps)
+            outputs, state = self._steps(features, state, started)
         return self.head(outputs), self.critic(outputs).squeeze(-1), state
+
+    def _step(self, features: Tensor, state: State) -> State:
+        if in_plain_float32(features) and not torch.is_grad_enabled():
+            return lstm_step(features, state, self._parameters_of_memory())
+        next_state: State = self.memory(features, state)
+        return next_state
+
+    def _steps(self, features: Tensor, state: State, started: Tensor) -> tuple[Tensor, State]:
+        if in_plain_float32(features):
+            return lstm(features, state, started, self._parameters_of_memory())
+        outputs = []
+        for feature, begins in zip(features.unbind(), started.unbind(), strict=True):
+            state = self.memory(feature, state)
+            outputs.append(state[0])
+            state = self.restart(state, begins)
+        return torch.stack(outputs), state
+
+    def _parameters_of_memory(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        memory = self.memory
+        return memory.weight_ih, memory.weight_hh, memory.bias_ih, memory.bias_hh
 
     def unroll(self, observations: Any, state: State, started: Tensor) -> tuple[Tensor, Tensor]:
         """Return what ``forward`` gives along sequences: see ``Policy.unroll``."""

@@ -87,8 +87,12 @@ class CompiledMinibatches:
             Trains on a minibatch, given its indices and its moments [3] (mean, std and weight, see
             :func:`~puffer_lightning.ppo.loss.minibatch_loss`), and returns its sums [5] of ``STATISTICS``
             and the norm of its gradients. Returns None, and nothing is done, if it cannot be compiled or
-            memory runs out. It is itself None before an Adam's first step, which makes its state.
+            memory runs out. It is itself None for sequences, and before an Adam's first step, which makes its
+            state.
         """
+        if batch.started is not None:
+            # A graph of all steps of the sequences would take minutes to compile.
+            return None
         trained = {name: part for name, part in self._loss.named_parameters() if part.requires_grad}
         detached = {name: parameter.detach() for name, parameter in trained.items()}
         in_graph: _Adam | None = None
