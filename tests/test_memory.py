@@ -15,7 +15,8 @@ from puffer_lightning.memory import keep_freed_memory
 torch.set_num_threads(1)
 if {keep}:
     assert keep_freed_memory()
-for _ in range(2):
+# Until what is freed lies side by side.
+for _ in range(20):
     torch.zeros(2**23)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(8):

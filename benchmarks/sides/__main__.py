@@ -16,6 +16,7 @@ from sides.work import ROWS
 SIDES = {
     "puffer_lightning": ("ours", "run"),
     "bare loop": ("ours", "run_bare"),
+    "not compiled": ("ours", "run_eager"),
     "CleanRL": ("cleanrl", "run"),
     "Stable-Baselines3": ("sb3", "run"),
     "PufferLib 3.0": ("puffer_trainer", "run"),

@@ -44,7 +44,7 @@ class Clock:
             return True
         kind = self._plan[self._at]
         if kind == _TIMED and self.threads is None:
-            self.threads = min((n for n in self._seconds if n > 0), key=lambda n: sum(self._seconds[n]))
+            self.threads = min((n for n in self._seconds if n > 0), key=lambda n: min(self._seconds[n]))
         wanted = kind if kind > 0 else self.threads
         if wanted is not None and wanted != torch.get_num_threads():
             torch.set_num_threads(wanted)

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,11 @@ def run(work: Work, seed: int, threads: int | None, side: type[_Fit] = _Fit) -> 
 def run_bare(work: Work, seed: int, threads: int | None) -> dict[str, float | str | None]:
     """Train the same without the Trainer."""
     return run(work, seed, threads, _Bare)
+
+
+def run_eager(work: Work, seed: int, threads: int | None) -> dict[str, float | str | None]:
+    """Train the same without ``compile``."""
+    return run(replace(work, options={}), seed, threads)
 
 
 def profile(work: Work, seed: int, threads: int | None) -> dict[str, float]:

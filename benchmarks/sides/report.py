@@ -19,6 +19,7 @@ _PACKAGES = ("torch", "lightning", "gymnasium", "stable-baselines3", "ale-py", "
 _COLORS = {
     "puffer_lightning": "#1f6f8b", "CleanRL": "#d98e4a", "Stable-Baselines3": "#8a8a8a",
     "PufferLib 3.0": "#7d3c98", "PufferLib's loop": "#b5546b", "bare loop": "#9bbf85",
+    "not compiled": "#6fb3c9",
 }  # fmt: skip
 
 

@@ -96,8 +96,12 @@ class Row:
 
 
 # CleanRL's settings.
-_SMALL = Work("CartPole-v1", 4, 128, 4, 4, warm_up=5, probes=5, iterations=40)
-_LARGE = Work("CartPole-v1", 1024, 64, 2, 1, "shared", (128,), learning_rate=2.5e-3, iterations=8)
+_COMPILED = {"model": {"compile": True}}
+_SMALL = Work("CartPole-v1", 4, 128, 4, 4, warm_up=5, probes=5, iterations=40, options=_COMPILED)
+_LARGE = Work(
+    "CartPole-v1", 1024, 64, 2, 1, "shared", (128,), learning_rate=2.5e-3, warm_up=4, probes=5, iterations=12,
+    options=_COMPILED,
+)  # fmt: skip
 _PYTHON = Work(
     "LunarLander-v3", 64, 128, 16, 4, learning_rate=1e-3, gamma=0.999, gae_lambda=0.98, warm_up=1, probes=1,
     iterations=2, options={"data": {"num_workers": 2}},
@@ -110,7 +114,7 @@ _IMAGE = Work(
         "model": {"clip_rewards": 1.0},
     },
 )  # fmt: skip
-_RECURRENT = replace(_LARGE, network="lstm", warm_up=1, probes=1, iterations=4)
+_RECURRENT = replace(_LARGE, network="lstm", warm_up=2, probes=2, iterations=4)
 # That of ppo.yaml.
 _DEFAULT = Work(
     "CartPole-v1", 128, 32, 4, 4, learning_rate=2.5e-3, gamma=0.98, gae_lambda=0.8, clip_value_loss=False,
@@ -119,8 +123,11 @@ _DEFAULT = Work(
 _DEVICE = replace(_LARGE, env="puffer/TorchCartPole-v0", num_envs=4096, horizon=32, probes=1, iterations=4)
 
 ROWS = {
-    "small": Row(_SMALL, {"CleanRL": 4.0, "Stable-Baselines3": 4.0}),
-    "large": Row(_LARGE, {"PufferLib 3.0": 2.0, "PufferLib's loop": None, "Stable-Baselines3": 12.0}),
+    "small": Row(_SMALL, {"not compiled": None, "CleanRL": 4.0, "Stable-Baselines3": 4.0}),
+    "large": Row(
+        _LARGE,
+        {"not compiled": None, "PufferLib 3.0": 2.0, "PufferLib's loop": None, "Stable-Baselines3": 12.0},
+    ),
     "python envs": Row(_PYTHON, {"Stable-Baselines3": 3.0}),
     "image": Row(_IMAGE, {"CleanRL": 1.5}),
     "recurrent": Row(_RECURRENT, {"PufferLib 3.0": 2.0, "PufferLib's loop": None}),

@@ -26,6 +26,9 @@ _OF_THE_BEST = (
 )
 
 
+_SECONDS = 30.0
+
+
 class Checkpoint(ModelCheckpoint):
     """Keeps ``best.ckpt``, by mean episode return, and ``last.ckpt``, to resume from.
 
@@ -44,9 +47,9 @@ class Checkpoint(ModelCheckpoint):
     Args:
         dirpath: Folder of the two files; by default ``checkpoints`` in the logger's.
         monitor: Metric that says which is best. One of validation, ``val/…``, is looked at after each
-            validation, any other every ``every_n_iterations``.
+            validation, any other whenever ``last.ckpt`` is written.
         mode: Whether more (``max``) or less (``min``) of it is better.
-        every_n_iterations: How often ``last.ckpt`` is written.
+        every_n_iterations: How often ``last.ckpt`` is written; by default after every 30 seconds of training.
 
     Raises:
         ConfigurationError: An option is out of its range.
@@ -57,9 +60,9 @@ class Checkpoint(ModelCheckpoint):
         dirpath: str | None = None,
         monitor: str = "rollout/episode_return",
         mode: Literal["min", "max"] = "max",
-        every_n_iterations: int = 25,
+        every_n_iterations: int | None = None,
     ) -> None:
-        if every_n_iterations < 1:
+        if every_n_iterations is not None and every_n_iterations < 1:
             raise ConfigurationError(f"every_n_iterations is {every_n_iterations}: set it to 1 or more.")
         if mode not in ("min", "max"):
             raise ConfigurationError(f"mode is {mode}: set it to max or min.")
@@ -69,10 +72,11 @@ class Checkpoint(ModelCheckpoint):
             monitor=monitor,
             mode=mode,
             save_last=True,
-            every_n_epochs=every_n_iterations,
+            every_n_epochs=every_n_iterations or 1,
         )
         self._monitored = monitor
         self._every_n_iterations = every_n_iterations
+        self._seconds = 0.0
         self._training = False
         self._validated = False
         self._last_is_current = False
@@ -109,7 +113,7 @@ class Checkpoint(ModelCheckpoint):
             # A policy whose updates are not finite may have gone wrong before: what it was is worth keeping.
             self._last_is_current = self._validated = False
             return
-        due = (trainer.current_epoch + 1) % self._every_n_iterations == 0
+        due = self._is_due(trainer)
         self._last_is_current = False
         measured = self._validated if self._monitored.startswith("val/") else due
         self._validated = False
@@ -117,6 +121,17 @@ class Checkpoint(ModelCheckpoint):
             self._save_if_best(trainer)
         if due:
             self._save_last(trainer)
+
+    def _is_due(self, trainer: Trainer) -> bool:
+        if self._every_n_iterations is not None:
+            return (trainer.current_epoch + 1) % self._every_n_iterations == 0
+        module, _ = ppo_parts(trainer, self)
+        # As gathered from all ranks, so that they agree.
+        self._seconds += max(map(sum, module.learner.rank_seconds))
+        due = self._seconds >= _SECONDS
+        if due:
+            self._seconds = 0.0
+        return due
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

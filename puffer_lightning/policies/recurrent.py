@@ -98,7 +98,9 @@ class LSTMPolicy(Policy):
         return self.head(outputs), self.critic(outputs).squeeze(-1), state
 
     def _step(self, features: Tensor, state: State) -> State:
-        if in_plain_float32(features) and not torch.is_grad_enabled():
+        # A compiler fuses the cell's operators by itself.
+        by_hand = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+        if by_hand and in_plain_float32(features):
             return lstm_step(features, state, self._parameters_of_memory())
         next_state: State = self.memory(features, state)
         return next_state

@@ -54,7 +54,7 @@ def fit(
     ckpt_path: Path | None = None,
     monitor: str = "score",
     mode: Literal["min", "max"] = "max",
-    every_n_iterations: int = 1,
+    every_n_iterations: int | None = 1,
     **options: Any,
 ) -> Checkpoint:
     checkpoint = Checkpoint(str(folder), monitor, mode, every_n_iterations)
@@ -70,6 +70,17 @@ def test_keeps_the_best_and_the_last(tmp_path: Path, mode: Literal["min", "max"]
     assert iteration(tmp_path / "best.ckpt") == best
     assert iteration(tmp_path / "last.ckpt") == 5
     assert checkpoint.best_model_path == str(tmp_path / "best.ckpt")
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(0.0, [0, 1, 2]), (30.0, [0, 0, 0])])
+def test_looks_by_the_time_trained_if_not_told_how_often(
+    tmp_path: Path, seconds: float, kept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{Checkpoint.__module__}._SECONDS", seconds)
+    files = Kept(tmp_path)
+    fit(tmp_path, Score(1.0, 2.0, 3.0), files, iterations=3, every_n_iterations=None)
+    assert [of.get("last.ckpt", 0) for of in files.seen] == kept
+    assert iteration(tmp_path / "last.ckpt") == iteration(tmp_path / "best.ckpt") == 3
 
 
 def test_looks_every_so_often_and_at_the_end(tmp_path: Path) -> None:

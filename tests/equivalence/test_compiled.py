@@ -26,18 +26,18 @@ pytestmark = [
 def test_compiled_and_eager_runs_end_near_each_other(
     env: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compilations: list[Any] = []
+    compilations: set[str] = set()
     compile_function = torch.compile
 
-    def counted(function: Any) -> Any:
-        compilations.append(function)
-        return compile_function(function)
+    def counted(function: Any, **options: Any) -> Any:
+        compilations.add(function.__name__)
+        return compile_function(function, **options)
 
     monkeypatch.setattr(torch, "compile", counted)
     eager, eager_metrics = by_fabric(env, 2, **options)
-    assert compilations == []
+    assert not compilations
     compiled, compiled_metrics = by_fabric(env, 2, compile=True, **options)
-    assert len(compilations) == 2
+    assert compilations >= {"_act", "_minibatch"}
     untrained, _ = by_fabric(env, 2, max_grad_norm=1e-30, **options)
     assert differ(untrained, eager)
     for name, weights in eager.items():
