@@ -190,9 +190,7 @@ def _plot(table: dict[str, Any], path: Path) -> None:
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    figure.legend(
-        unique.values(), unique, loc="outside upper center", ncols=4, frameon=False, fontsize=8
-    )
+    figure.legend(unique.values(), unique, loc="outside upper center", ncols=4, frameon=False, fontsize=8)
     figure.set_layout_engine("constrained")
     figure.savefig(path, dpi=120)
     plt.close(figure)
