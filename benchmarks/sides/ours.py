@@ -132,7 +132,8 @@ def run_bare(work: Work, seed: int, threads: int | None) -> dict[str, float | st
 
 def run_eager(work: Work, seed: int, threads: int | None) -> dict[str, float | str | None]:
     """Train the same without ``compile``."""
-    return run(replace(work, options={}), seed, threads)
+    model = {**work.options["model"], "compile": False}
+    return run(replace(work, options={**work.options, "model": model}), seed, threads)
 
 
 def profile(work: Work, seed: int, threads: int | None) -> dict[str, float]:

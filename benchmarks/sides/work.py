@@ -95,8 +95,8 @@ class Row:
         return replace(self, peers=peers)
 
 
-# CleanRL's settings.
 _COMPILED = {"model": {"compile": True}}
+# CleanRL's settings.
 _SMALL = Work("CartPole-v1", 4, 128, 4, 4, warm_up=5, probes=5, iterations=40, options=_COMPILED)
 _LARGE = Work(
     "CartPole-v1", 1024, 64, 2, 1, "shared", (128,), learning_rate=2.5e-3, warm_up=3, probes=3, iterations=12,

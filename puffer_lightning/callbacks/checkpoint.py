@@ -25,7 +25,7 @@ _OF_THE_BEST = (
     "kth_value",
 )
 
-
+# Of training, give or take an iteration, are what a process that is killed loses.
 _SECONDS = 30.0
 
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Adam, Optimizer
 from torch.optim.adam import adam
 from torch.utils._pytree import tree_map
 
+from puffer_lightning.distributed import clip_grad_norm
 from puffer_lightning.policies import Action, Policy, State
 from puffer_lightning.ppo.config import PPOConfig
 from puffer_lightning.ppo.gradients import num_parts
@@ -113,7 +113,7 @@ class CompiledMinibatches:
             sums: list[Tensor] = []
             for rows in parts:
                 arguments = self._loss, detached, batch, rows, moments, scalars, config, whole, stepping
-                constants = None if stepping is None else stepping[:4]
+                constants = None if stepping is None else stepping.constants
                 kind = batch.size, len(rows), whole, config.clip_value_loss, constants
                 try:
                     result = self._graphs[kind](*arguments)
@@ -134,7 +134,7 @@ class CompiledMinibatches:
                 parameter.grad = gradient
             if not whole:
                 statistics = torch.stack(sums).sum(0)
-                norm = clip_grad_norm_(trained.values(), config.max_grad_norm)
+                norm = clip_grad_norm(trained.values(), config.max_grad_norm)
             step_if_finite(optimizer, norm)
             return statistics, norm
 
@@ -151,6 +151,11 @@ class _Adam(NamedTuple):
     averages: list[Tensor]
     squares: list[Tensor]
     steps: list[Tensor]
+
+    @property
+    def constants(self) -> tuple[float, ...]:
+        """What a graph is compiled for."""
+        return self.beta1, self.beta2, self.weight_decay, self.eps
 
 
 def _is_plain_adam(optimizer: Optimizer) -> bool:
