@@ -56,11 +56,11 @@ class _Ticks(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         if self.clock.timing:
             self.inside += sum(pl_module.learner.rank_seconds[0])
-        if (mean_return := trainer.callback_metrics.get("rollout/episode_return")) is not None:
-            self.mean_return = mean_return.item()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.clock.tick()
+        if (mean_return := trainer.callback_metrics.get("rollout/episode_return")) is not None:
+            self.mean_return = mean_return.item()
 
 
 class _Solves(Callback):

@@ -99,6 +99,8 @@ class Checkpoint(ModelCheckpoint):
         super().on_train_start(trainer, pl_module)
         self._training = not getattr(trainer, "fast_dev_run", False)
         self._validated = self._last_is_current = False
+        if self._every_n_iterations is None:
+            self._module, _ = ppo_parts(trainer, self)
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -125,9 +127,8 @@ class Checkpoint(ModelCheckpoint):
     def _is_due(self, trainer: Trainer) -> bool:
         if self._every_n_iterations is not None:
             return (trainer.current_epoch + 1) % self._every_n_iterations == 0
-        module, _ = ppo_parts(trainer, self)
         # As gathered from all ranks, so that they agree.
-        self._seconds += max(map(sum, module.learner.rank_seconds))
+        self._seconds += max(map(sum, self._module.learner.rank_seconds))
         due = self._seconds >= _SECONDS
         if due:
             self._seconds = 0.0

@@ -24,9 +24,8 @@ def report(trainer: L.Trainer, metrics: Metrics, env_steps: int) -> None:
         metrics: By their logged names.
         env_steps: Environment steps so far, the x-axis.
     """
-    trainer.callback_metrics.update(
-        {name: torch.tensor(value, dtype=torch.float32) for name, value in metrics.items()}
-    )
+    values = torch.tensor([*metrics.values()], dtype=torch.float32)
+    trainer.callback_metrics.update(zip(metrics, values.unbind(), strict=True))
     iteration = trainer.current_epoch + 1
     if iteration % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
         for logger in trainer.loggers:

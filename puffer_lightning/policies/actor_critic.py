@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium as gym
 from torch import Tensor, nn
 
-from puffer_lightning.policies.base import Policy, State
+from puffer_lightning.policies.base import Part, Policy, State
 from puffer_lightning.policies.cnn import is_image
 from puffer_lightning.policies.encoders import Activation, MLPEncoder
 from puffer_lightning.policies.heads import make_head
@@ -43,19 +43,27 @@ class MLPPolicy(Policy):
         super().__init__()
         self.encoder = MLPEncoder(observation_space, hidden_sizes, activation)
         self.critic_encoder = None if shared else MLPEncoder(observation_space, hidden_sizes, activation)
+        self.separate_critic = not shared
         self.head = make_head(self.encoder.num_features, action_space, squash_actions, log_std_init)
         self.critic = orthogonal(nn.Linear(self.encoder.num_features, 1), VALUE_GAIN)
 
-    def forward(self, observations: Any, state: State = ()) -> tuple[Tensor, Tensor, State]:
+    def forward(
+        self, observations: Any, state: State = (), part: Part | None = None
+    ) -> tuple[Tensor, Tensor, State]:
         """Return distribution parameters ``[..., P]``, values ``[...]`` and the state as it came.
 
         Args:
             observations: observations with any leading dimensions.
             state: ``()``; this policy remembers nothing.
+            part: what alone is needed, if hidden layers are not shared.
         """
-        features = self.encoder(observations)
-        critic_features = features if self.critic_encoder is None else self.critic_encoder(observations)
-        return self.head(features), self.critic(critic_features).squeeze(-1), state
+        if self.critic_encoder is None:
+            features = self.encoder(observations)
+            return self.head(features), self.critic(features).squeeze(-1), state
+        nothing = self.critic.weight.new_empty(0)
+        params = nothing if part == "critic" else self.head(self.encoder(observations))
+        values = nothing if part == "actor" else self.critic(self.critic_encoder(observations)).squeeze(-1)
+        return params, values, state
 
 
 class CNNPolicy(Policy):

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ Observations = Any
 """A tensor or a pytree of tensors, leading dimension B; ``MaskedObservations`` where actions are masked."""
 State = Any
 """What a policy remembers between steps: a pytree of tensors with leading dimension N; ``()`` if nothing."""
+Part = Literal["actor", "critic"]
+"""What is asked for of a policy whose actor and critic share nothing."""
 
 
 class Action(NamedTuple):
@@ -29,7 +31,7 @@ class Action(NamedTuple):
     log_probs: Tensor
     """``[N]`` float32."""
     values: Tensor
-    """``[N]`` float32."""
+    """``[N]`` float32; ``[0]`` if they were left out."""
     state: State
     """The policy's state after the step."""
 
@@ -57,6 +59,8 @@ class Policy(nn.Module, ABC):
 
     Attributes:
         head: the action head.
+        separate_critic: whether ``forward`` takes a ``part`` and computes that alone, with a tensor ``[0]``
+            for what belongs to the other. A rollout's values are then computed after it, in large batches.
         observation_normalizer: normalises what ``forward`` is given, if not None.
         reward_normalizer: scales the rewards that the policy is trained on, if not None; kept with the policy
             because the values are in its units.
@@ -67,6 +71,7 @@ class Policy(nn.Module, ABC):
     """
 
     head: ActionHead
+    separate_critic = False
     observation_normalizer: Normalizer | None
     reward_normalizer: RewardNormalizer | None
 
@@ -140,21 +145,24 @@ class Policy(nn.Module, ABC):
 
         return tree_map(at_start, state, self.initial_state(started.shape[0], started.device))
 
-    def act(self, observations: Observations, noise: Tensor, state: State = ()) -> Action:
+    def act(
+        self, observations: Observations, noise: Tensor, state: State = (), values: bool = True
+    ) -> Action:
         """Sample actions.
 
         Args:
             observations: observations, leading dimension N.
             noise: ``[N, head.noise_size]``, as ``head.fill_noise`` left it.
             state: the state before the step.
+            values: whether the values are needed; only a ``separate_critic`` can leave them out.
         """
-        params, values, next_state = self._see(observations, state)
+        params, of_critic, next_state = self._see(observations, state, part=None if values else "actor")
         actions, log_probs = self.head.sample(params, noise)
-        return Action(actions, log_probs, values.float(), next_state)
+        return Action(actions, log_probs, of_critic.float(), next_state)
 
     def greedy(self, observations: Observations, state: State = ()) -> tuple[Actions, State]:
         """Return the distribution's modes, to be stored, leading dimension N, and the next state."""
-        params, _, next_state = self._see(observations, state)
+        params, _, next_state = self._see(observations, state, part="actor")
         return self.head.mode(params), next_state
 
     def unroll(self, observations: Observations, state: State, started: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,11 +208,15 @@ class Policy(nn.Module, ABC):
 
     def value(self, observations: Observations, state: State = ()) -> Tensor:
         """Return the values ``[B]``, float32."""
-        values: Tensor = self._see(observations, state)[1]
+        values: Tensor = self._see(observations, state, part="critic")[1]
         return values.float()
 
     def _see(
-        self, observations: Observations, state: State, started: Tensor | None = None
+        self,
+        observations: Observations,
+        state: State,
+        started: Tensor | None = None,
+        part: Part | None = None,
     ) -> tuple[Tensor, Tensor, State]:
         action_mask = None
         if isinstance(observations, MaskedObservations):
@@ -219,7 +231,10 @@ class Policy(nn.Module, ABC):
             else torch.autocast(self.device.type, self.autocast, cache_enabled=False)
         ):
             if started is None:
-                params, values, next_state = self(observations, state)
+                chosen = {"part": part} if self.separate_critic else {}
+                params, values, next_state = self(observations, state, **chosen)
             else:
                 params, values = self.unroll(observations, state, started)
-        return params if action_mask is None else self.head.mask(params, action_mask), values, next_state
+        if action_mask is not None and part != "critic":
+            params = self.head.mask(params, action_mask)
+        return params, values, next_state

@@ -62,6 +62,10 @@ def lstm_step(x: Tensor, state: State, parameters: Sequence[Tensor]) -> State:
     output, cell = state
     gates = torch.addmm(bias_ih + bias_hh, x, weight_ih.t()).addmm_(output, weight_hh.t())
     i, f, g, o = gates.chunk(4, 1)
+    if torch.compiler.is_compiling():
+        # A compiler makes one function of all that follows, but not of what is done in place.
+        cell = f.sigmoid() * cell + i.sigmoid() * (2 * (2 * g).sigmoid() - 1)
+        return o.sigmoid() * (2 * (2 * cell).sigmoid() - 1), cell
     g.mul_(2)
     gates.sigmoid_()
     torch.add(_MINUS_ONE, g, alpha=2, out=g)

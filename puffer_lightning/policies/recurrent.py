@@ -98,9 +98,7 @@ class LSTMPolicy(Policy):
         return self.head(outputs), self.critic(outputs).squeeze(-1), state
 
     def _step(self, features: Tensor, state: State) -> State:
-        # A compiler fuses the cell's operators by itself.
-        by_hand = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-        if by_hand and in_plain_float32(features):
+        if not torch.is_grad_enabled() and in_plain_float32(features):
             return lstm_step(features, state, self._parameters_of_memory())
         next_state: State = self.memory(features, state)
         return next_state

@@ -4,12 +4,10 @@ Between two operators of a small network torch takes longer than within them, an
 bookkeeping and the checks that guard compiled functions take longer still. See docs/adr/0027.
 """
 
-import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +15,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.optim import Adam, Optimizer
 from torch.optim.adam import adam
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_unflatten
 
 from puffer_lightning.distributed import clip_grad_norm
 from puffer_lightning.policies import Action, Policy, State
 from puffer_lightning.ppo.config import PPOConfig
 from puffer_lightning.ppo.gradients import num_parts
+from puffer_lightning.ppo.graphs import Graph, tensors_in
 from puffer_lightning.ppo.loss import minibatch_loss
 from puffer_lightning.ppo.steps import count_step, step_if_finite, unwrapped
 from puffer_lightning.rollout import Batch
@@ -43,17 +42,24 @@ class CompiledAct:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._by_size: dict[int, _Graph] = {}
+        self._one_action = isinstance(policy.head.empty_actions(0), Tensor)
+        self._by_kind: dict[tuple[int, bool], Graph] = {}
 
-    def __call__(self, observations: Any, noise: Tensor, state: State = ()) -> Action:
+    def __call__(self, observations: Any, noise: Tensor, state: State = (), values: bool = True) -> Action:
         """See :meth:`~puffer_lightning.policies.Policy.act`."""
-        graph = self._by_size.get(len(noise))
-        if graph is None and len(self._by_size) < _MOST_SIZES:
-            graph = self._by_size[len(noise)] = _Graph(_act, "acting", ahead=True)
-        action: Action | None = None
+        kind = noise.shape[0], values
+        graph = self._by_kind.get(kind)
+        if graph is None and len(self._by_kind) < _MOST_SIZES:
+            graph = self._by_kind[kind] = Graph(_act, "acting")
         if graph is not None:
-            action = graph(self._policy, observations, noise, state)
-        return action or self._policy.act(observations, noise, state)
+            # Most observations and actions are one tensor, and a pytree's ways take long.
+            plain = self._one_action and isinstance(observations, Tensor) and state == ()
+            tensors = (observations, noise) if plain else tensors_in((observations, noise, state))
+            leaves = graph(tensors, self._policy, observations, noise, state, values)
+            if leaves is not None:
+                action: Any = (*leaves, ()) if plain else tree_unflatten(leaves, graph.spec)
+                return Action(*action)
+        return self._policy.act(observations, noise, state, values)
 
 
 class CompiledMinibatches:
@@ -68,8 +74,8 @@ class CompiledMinibatches:
 
     def __init__(self, policy: Policy) -> None:
         self._loss = _Loss(policy)
-        self._graphs: defaultdict[tuple[object, ...], _Graph] = defaultdict(
-            partial(_Graph, _minibatch, "the update")
+        self._graphs: defaultdict[tuple[object, ...], Graph] = defaultdict(
+            partial(Graph, _minibatch, "the update")
         )
 
     def begin(
@@ -104,29 +110,36 @@ class CompiledMinibatches:
         coefficients = config.clip_coef, config.vf_coef, config.ent_coef, config.max_grad_norm, learning_rate
         # A tensor, so that nothing is compiled anew where one of them changes from iteration to iteration.
         scalars = torch.tensor(coefficients, device=batch.values.device)
+        # In the order of a pytree's leaves, whose own ways would take as long as a minibatch.
+        fixed = [*detached.values(), *tensors_in(batch), scalars]
+        stepped = [] if in_graph is None else [*in_graph.averages, *in_graph.squares, *in_graph.steps]
 
         def train(indices: Tensor, moments: Tensor) -> tuple[Tensor, Tensor] | None:
             parts = indices.chunk(num_parts(indices, config))
             whole = len(parts) == 1
             stepping = in_graph if whole else None
+            tensors_of_all = [*fixed, *(stepped if whole else ())]
+            constants = None if stepping is None else stepping.constants
             gradients: list[Tensor] = []
             sums: list[Tensor] = []
             for rows in parts:
-                arguments = self._loss, detached, batch, rows, moments, scalars, config, whole, stepping
-                constants = None if stepping is None else stepping.constants
+                arguments = self._loss, rows, moments, detached, batch, scalars, stepping, config, whole
                 kind = batch.size, len(rows), whole, config.clip_value_loss, constants
                 try:
-                    result = self._graphs[kind](*arguments)
+                    result = self._graphs[kind]((rows, moments, *tensors_of_all), *arguments)
                 except torch.OutOfMemoryError:
                     return None
                 if result is None:
                     return None
-                of_part, statistics, norm = result
+                statistics, *rest = result
+                if whole:
+                    norm, *gradients = rest
+                    continue
                 sums.append(statistics)
                 if gradients:
-                    torch._foreach_add_(gradients, of_part)
+                    torch._foreach_add_(gradients, rest)
                 else:
-                    gradients = of_part
+                    gradients = rest
             if stepping is not None:
                 count_step(optimizer)
                 return statistics, norm
@@ -192,22 +205,25 @@ class _Loss(nn.Module):
         return minibatch_loss(self.policy, batch.take(rows), mean, std, weight, replace(config, **given))
 
 
-def _act(policy: Policy, observations: Any, noise: Tensor, state: State) -> Action:
-    return policy.act(observations, noise, state)
+def _act(policy: Policy, observations: Any, noise: Tensor, state: State, values: bool) -> Action:
+    return policy.act(observations, noise, state, values)
 
 
 def _minibatch(
     loss: _Loss,
-    parameters: dict[str, Tensor],
-    batch: Batch,
     rows: Tensor,
     moments: Tensor,
+    parameters: dict[str, Tensor],
+    batch: Batch,
     scalars: Tensor,
+    stepping: _Adam | None,
     config: PPOConfig,
     whole: bool,
-    stepping: _Adam | None,
-) -> tuple[list[Tensor], Tensor, Tensor | None]:
-    """Gradients, each in its parameter's own layout (fused optimizers rely on it); sums [5]; the norm."""
+) -> list[Tensor]:
+    """Sums [5], the norm if whole, and gradients unless stepping, each laid out as its parameter.
+
+    Fused optimizers rely on that layout.
+    """
 
     def of(parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         arguments = batch, rows, moments, scalars, config
@@ -217,16 +233,16 @@ def _minibatch(
     by_name, statistics = grad(of, has_aux=True)(parameters)
     gradients = [torch.empty_like(parameters[name]).copy_(of_one) for name, of_one in by_name.items()]
     if not whole:
-        return gradients, statistics, None
+        return [statistics, *gradients]
     # As in ``clip_grad_norm_``.
     norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
     *_, max_norm, learning_rate = scalars.unbind()
     coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     gradients = [gradient * coefficient for gradient in gradients]
     if stepping is None:
-        return gradients, statistics, norm
+        return [statistics, norm, *gradients]
     _step(list(parameters.values()), gradients, stepping, learning_rate, norm.isfinite())
-    return [], statistics, norm
+    return [statistics, norm]
 
 
 def _step(
@@ -254,69 +270,3 @@ def _step(
     )
     for tensor, old in zip(changed, before, strict=True):
         tensor.copy_(torch.where(finite, tensor, old))
-
-
-class _Graph:
-    """A function compiled for what it is called with first; whoever calls it sees to it that nothing differs.
-
-    Args:
-        function: Has neither defaults nor a closure; its first argument is a module.
-        what: What it does, for the warning if it cannot be compiled.
-        ahead: Compile it ahead of time if torch can: that saves 40 µs a call, but is not cached between runs.
-    """
-
-    def __init__(self, function: Callable[..., Any], what: str, ahead: bool = False) -> None:
-        # Code of its own: by its code torch finds, and without guards takes, what was compiled for others.
-        self._function = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-        self._what, self._ahead = what, ahead
-        self._compiled: Callable[..., Any] | None = None
-        self._failed = False
-
-    def __call__(self, *arguments: Any) -> Any:
-        """What the function returns, or None, and nothing is done, if it cannot be compiled."""
-        if self._compiled is not None:
-            return self._compiled(*arguments)
-        if self._failed:
-            return None
-        arguments = _distinct(arguments)
-        try:
-            with torch.no_grad():
-                compiled: Any = torch.compile(
-                    self._function, fullgraph=True, dynamic=False, options=_options(arguments[0])
-                )
-                if self._ahead and hasattr(compiled, "aot_compile"):
-                    compiled = compiled.aot_compile((arguments, {}))
-                    compiled.disable_guard_check()
-                result = compiled(*arguments)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as failure:
-            self._failed = True
-            reason = str(failure).strip().splitlines()[0]
-            warnings.warn(f"compile: {self._what} goes on without being compiled: {reason}", stacklevel=2)
-            return None
-        self._compiled = compiled
-        return result
-
-
-def _distinct(arguments: Any) -> Any:
-    """The arguments, each tensor once: of one that is in two places, the graph would read only the first."""
-    seen: set[int] = set()
-
-    def once(leaf: Any) -> Any:
-        again = isinstance(leaf, Tensor) and id(leaf) in seen
-        seen.add(id(leaf))
-        return leaf.clone() if again else leaf
-
-    return tree_map(once, arguments)
-
-
-def _options(module: nn.Module) -> dict[str, Any]:
-    """Of ``torch.compile``."""
-    options: dict[str, Any] = {}
-    if all(parameter.device.type == "cpu" for parameter in module.parameters()):
-        # A graph's own entry in C++ takes half as long as the one in Python.
-        options["cpp_wrapper"] = True
-    if hasattr(torch.compiler, "skip_all_guards_unsafe"):
-        options["guard_filter_fn"] = torch.compiler.skip_all_guards_unsafe
-    return options

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from puffer_lightning.distributed import (
     check_same_tensors,
@@ -122,7 +123,7 @@ class Learner:
             backward=backward or torch.Tensor.backward,
             no_sync=no_sync,
             finish=finish,
-            loss_function=minibatch_loss if backward is None else self._loss,
+            loss_function=minibatch_loss if backward is None or tree_leaves(rollout.state) else self._loss,
             compiled=self._compiled if backward is None else None,
             measure=measure,
         )

@@ -100,7 +100,8 @@ class StepBuffers(RolloutBuffers):
         for rows, leaf in zip(self._action_rows, leaves, strict=True):
             rows[t].copy_(leaf)
         self._log_prob_rows[t].copy_(action.log_probs)
-        self._value_rows[t].copy_(action.values)
+        if action.values.numel():
+            self._value_rows[t].copy_(action.values)
 
     @abstractmethod
     def write_step(self, t: int, step: Step, state: State = ()) -> None:

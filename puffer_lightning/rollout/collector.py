@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,10 +20,12 @@ from puffer_lightning.rollout.phases import Measure, unmeasured
 from puffer_lightning.rollout.rollout import Rollout
 from puffer_lightning.rollout.stepper import DeviceStepper, Stepper, make_stepper
 
-Actor = Callable[[Any, Tensor, State], Action]
+Actor = Callable[..., Action]
+"""Takes what ``Policy.act`` does."""
 
 # A rank is not told to stop before it has made this share of its steps. Shorter rollouts teach little.
 _LEAST_SHARE = 0.25
+_ROWS = 4096
 
 
 class Collector:
@@ -178,6 +181,8 @@ class Collector:
         to_env = measure("rollout/copy", lambda actions: stepper.to_env(head.to_env(actions)))
         step_env = measure("rollout/env", stepper.step)
         remembers = bool(tree_leaves(state))
+        if policy.separate_critic:
+            act = partial(act, values=False)
         for t in range(self.horizon):
             if self._preempted(t):
                 buffers.rollout.preempted_at = t
@@ -190,6 +195,8 @@ class Collector:
             if remembers:
                 state = policy.restart(action.state, torch.as_tensor(step.started, device=self.device))
         self._state = state
+        if policy.separate_critic:
+            measure("rollout/policy", _fill_values)(policy, buffers.rollout)
 
     def _preempted(self, t: int) -> bool:
         begun = t >= math.ceil(_LEAST_SHARE * self.horizon)
@@ -213,6 +220,15 @@ class Collector:
             torch.where(rollout.truncated, rollout.values, rollout.next_values, out=rollout.next_values)
         if cut_off is not None:
             rollout.next_values[cut_off.times, cut_off.rows] = values[num_envs:]
+
+
+def _fill_values(policy: Policy, rollout: Rollout) -> None:
+    """V of what each step saw, a few thousand at a time: more would not fit into a processor's caches."""
+    seen = tree_map(lambda leaf: leaf.flatten(0, 1), unmasked(rollout.observations))
+    values = rollout.values.flatten()
+    for begin in range(0, len(values), _ROWS):
+        rows = slice(begin, begin + _ROWS)
+        values[rows] = policy.value(tree_map(lambda leaf, rows=rows: leaf[rows], seen))
 
 
 def _drop(begin: int, rollout: Rollout, steps: dict[str, Tensor]) -> None:

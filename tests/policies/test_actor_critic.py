@@ -199,3 +199,22 @@ def test_the_command_line_can_show_and_parse_the_options(policy_type: type[Polic
     options = dict(vars(parser.parse_args([flag, "--policy.squash_actions=true"]).policy))
     policy = policy_type(FRAMES, ACTIONS["box"], **options)
     assert policy.head.linear.in_features == (4 if policy_type is MLPPolicy else 8)
+
+
+def test_a_separate_critic_or_its_actor_can_be_left_out() -> None:
+    policy, observations = MLPPolicy(VECTOR, ACTIONS["box"]), observe("box")
+    assert policy.separate_critic
+    assert not MLPPolicy(VECTOR, ACTIONS["box"], shared=True).separate_critic
+    whole, noise = policy.act(observations, noise_for(policy)), noise_for(policy)
+    alone = policy.act(observations, noise, values=False)
+    assert torch.equal(alone.actions, whole.actions)
+    assert torch.equal(alone.log_probs, whole.log_probs)
+    assert alone.values.shape == (0,)
+    (alone.log_probs.sum() + policy.value(observations).sum()).backward()
+    assert all(parameter.grad is not None for parameter in policy.parameters())
+    assert policy.critic_encoder is not None
+    policy.critic_encoder.forward = None  # type: ignore[assignment, method-assign]
+    assert torch.equal(policy.act(observations, noise, values=False).actions, whole.actions)
+    assert torch.equal(
+        policy.greedy(observations)[0], policy.head.mode(policy.head(policy.encoder(observations)))
+    )

@@ -148,7 +148,7 @@ def test_batches_of_many_sizes_are_not_compiled_time_and_again() -> None:
             action, eager = act(observations, noise[:size]), policy.act(observations, noise[:size])
             assert_close(action.values, eager.values, rtol=1e-4, atol=1e-6)
             assert torch.equal(action.actions, eager.actions)
-    assert len(act._by_size) == 4
+    assert len(act._by_kind) == 4
 
 
 def test_without_a_compiler_training_goes_on_after_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

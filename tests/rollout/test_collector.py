@@ -14,8 +14,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 from torch.testing import assert_close
 
+from puffer_lightning.envs import make_vector_env
 from puffer_lightning.functional import gae
-from puffer_lightning.policies import Action, Policy, State, make_policy
+from puffer_lightning.policies import Action, MLPPolicy, Policy, State, make_policy
 from puffer_lightning.rollout import Collector, Rollout
 from tests.environments import (
     MODES,
@@ -396,14 +397,30 @@ def test_the_memory_of_a_rollout_is_used_again(policy: Policy) -> None:
 def test_the_policy_may_be_acted_for(policy: Policy) -> None:
     calls = []
 
-    def act(observations: Any, noise: Tensor, state: State) -> Action:
+    def act(observations: Any, noise: Tensor, state: State, values: bool = True) -> Action:
         calls.append(noise.clone())
-        return policy.act(observations, noise, state)
+        return policy.act(observations, noise, state, values)
 
     stood_in = Collector(boxes(), 5).collect(policy, act)
     assert len(calls) == 5
     assert len({tuple(noise.flatten().tolist()) for noise in calls}) == 5, "each step has noise of its own"
     assert torch.equal(stood_in.actions, Collector(boxes(), 5).collect(policy).actions)
+
+
+def test_values_of_a_separate_critic_are_computed_after_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("puffer_lightning.rollout.collector._ROWS", 7)
+    env = make_vector_env("Acrobot-v1", 4, {"max_episode_steps": 5})
+    torch.manual_seed(0)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+    together = MLPPolicy(env.single_observation_space, env.single_action_space)
+    together.load_state_dict(policy.state_dict())
+    together.separate_critic = False
+    again = make_vector_env("Acrobot-v1", 4, {"max_episode_steps": 5})
+    one, other = Collector(env, 12, seed=3).collect(policy), Collector(again, 12, seed=3).collect(together)
+    assert one.truncated.any()
+    assert torch.equal(one.actions, other.actions)
+    for name in ("log_probs", "values", "next_values"):
+        assert_close(getattr(one, name), getattr(other, name))
 
 
 def test_a_seed_gives_a_rollout_and_another_seed_another(policy: Policy) -> None:
