@@ -3,11 +3,12 @@
     python benchmarks/speed.py --repeats 5 --rows small large
 
 Every run is a process of its own, warmed up, timed over whole iterations (rollout and update), and
-the sides of a row take turns. Each side has the number of threads, one or two, that it is faster with, found
-in its first run. The table gives medians, and of ratios the median of those within a turn: only ratios mean
-anything on a busy machine. A last run of ours tells where its time goes. ``sides/work.py`` says what the rows
-are, and ``sides/`` holds the sides. PufferLib's own trainer takes part where ``--pufferlib`` names the Python
-of an environment that has it, and torch; else a loop of its update stands in for it.
+the sides of a row take turns; those of *framework* by iterations of one process. Each side has the number of
+threads, one or two, that it is faster with, found in its first run. The table gives medians, and of ratios
+the median of those within a turn: only ratios mean anything on a busy machine. A last run of ours tells where
+its time goes. ``sides/work.py`` says what the rows are, and ``sides/`` holds the sides. PufferLib's own
+trainer takes part where ``--pufferlib`` names the Python of an environment that has it, and torch; else a
+loop of its update stands in for it.
 
 Writes ``speed.json``, ``speed.md`` and ``speed.png`` to ``--out``; rows that are not measured stay as they
 are.
@@ -53,29 +54,29 @@ def run_side(side: str, request: dict[str, Any], python: str | Path = sys.execut
 
 
 def measure(name: str, row: Row, options: argparse.Namespace) -> dict[str, Any]:
-    """All sides of a row in turn.
-
-    Raises:
-        SystemExit: Sides that have to come to the same weights did not.
-    """
+    """All sides of a row in turn."""
     if options.pufferlib is None:
         row = row.without_pufferlib()
-    fixed = options.threads or (1 if row.same_weights else None)
+    fixed = options.threads or (1 if row.in_turn else None)
     sides = [OURS, *row.peers]
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+
+    def run(side: str, seed: int, threads: int | None = None) -> dict[str, Any]:
+        asked = {"row": name, "seed": seed, "threads": threads or fixed, "iterations": options.iterations}
+        return run_side(side, asked, options.pufferlib if side == PUFFERLIB else sys.executable)
+
     for repeat in range(options.repeats):
-        # Each side goes first in turn.
-        at = repeat % len(sides)
-        for side in sides[at:] + sides[:at]:
-            threads = runs[side][0]["threads"] if runs[side] else fixed
-            request = {
-                "row": name, "seed": repeat + 1, "threads": threads, "iterations": options.iterations
-            }  # fmt: skip
-            python = options.pufferlib if side == PUFFERLIB else sys.executable
-            runs[side].append(run_side(side, request, python))
-            print(f"{name:14} {side:20} " + _words(runs[side][-1]), flush=True)
-        if row.same_weights and len({of[-1]["weights"] for of in runs.values()}) > 1:
-            raise SystemExit(f"the sides of {name} did different work: their weights differ")
+        if row.in_turn:
+            results = run("in turn", repeat + 1)
+        else:
+            # Each side goes first in turn.
+            at = repeat % len(sides)
+            results = {}
+            for side in sides[at:] + sides[:at]:
+                results[side] = run(side, repeat + 1, runs[side][0]["threads"] if runs[side] else None)
+        for side, result in results.items():
+            runs[side].append(result)
+            print(f"{name:14} {side:20} " + _words(result), flush=True)
     key = "seconds" if row.solve else "sps"
     measured: dict[str, Any] = {"where": machine(), "work": row.work.describe(), "unit": key, "sides": {}}
     for side, results in runs.items():
@@ -90,9 +91,8 @@ def measure(name: str, row: Row, options: argparse.Namespace) -> dict[str, Any]:
             "runs": results,
         }
     if not row.solve:
-        request["threads"] = runs[OURS][0]["threads"]
-        measured["floor"] = run_side("floor", request)
-        measured["profile"] = run_side("profile", request)
+        threads = runs[OURS][0]["threads"]
+        measured |= {kind: run(kind, options.repeats, threads) for kind in ("floor", "profile")}
     return measured
 
 

@@ -15,12 +15,12 @@ from sides.work import ROWS
 
 SIDES = {
     "puffer_lightning": ("ours", "run"),
-    "bare loop": ("ours", "run_bare"),
     "not compiled": ("ours", "run_eager"),
     "CleanRL": ("cleanrl", "run"),
     "Stable-Baselines3": ("sb3", "run"),
     "PufferLib 3.0": ("puffer_trainer", "run"),
     "PufferLib's loop": ("pufferlib", "run"),
+    "in turn": ("ours", "run_with_bare_loop"),
     "floor": ("floor", "run"),
     "profile": ("ours", "profile"),
 }

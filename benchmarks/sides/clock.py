@@ -31,14 +31,13 @@ class Clock:
         self._steps = work.steps * work.iterations
         self._seconds: dict[int, list[float]] = defaultdict(list)
         self._at = -1
+        self._running = False
         self.threads = threads
         self.total = len(self._plan)
 
     def tick(self) -> bool:
         """Note the beginning of an iteration, or the end of the last; returns whether that was the last."""
-        now = time.perf_counter()
-        if self._at >= 0:
-            self._seconds[self._plan[self._at]].append(now - self._began)
+        self.pause()
         self._at += 1
         if self._at == self.total:
             return True
@@ -48,8 +47,19 @@ class Clock:
         wanted = kind if kind > 0 else self.threads
         if wanted is not None and wanted != torch.get_num_threads():
             torch.set_num_threads(wanted)
-        self._began = time.perf_counter()
+        self._running, self._began = True, time.perf_counter()
         return False
+
+    def pause(self) -> None:
+        """Let the present iteration end here, if it has not yet."""
+        if self._running:
+            self._seconds[self._plan[self._at]].append(time.perf_counter() - self._began)
+        self._running = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether the first iteration has begun."""
+        return self._at >= 0
 
     @property
     def timing(self) -> bool:

@@ -1,7 +1,7 @@
 """``puffer_lightning``, as its command line trains: Trainer, logger, progress display and checkpoints."""
 
 import contextlib
-import hashlib
+import copy
 import io
 import json
 import math
@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import nn
 
 from puffer_lightning.cli import PufferCLI
+from puffer_lightning.engines import PPO, RolloutDataModule
 from puffer_lightning.ppo import PPOConfig
 from sides.clock import Clock, SolveClock
 from sides.work import Work
@@ -32,18 +32,38 @@ class _Fit(PufferCLI):
         pass
 
 
-class _Bare(_Fit):
-    """The same functions in a loop of four lines."""
+class _WithBareLoop(_Fit):
+    """The same functions in a loop beside it, an iteration after each of the Trainer's."""
 
-    def fit(self, **kwargs: object) -> None:
-        model, data, clock = self.model, self.datamodule, self.callback.clock  # type: ignore[attr-defined]
+    def before_fit(self) -> None:
+        super().before_fit()
+        self.callback.bare = BareLoop(*copy.deepcopy((self.model, self.datamodule)))  # type: ignore[attr-defined]
+
+
+class BareLoop:
+    """What the Trainer drives, without it.
+
+    Args:
+        model: Not attached to a Trainer.
+        data: Likewise.
+    """
+
+    def __init__(self, model: PPO, data: RolloutDataModule) -> None:
+        self.model, self._data = model, data
         model.build(data)
-        optimizer, scheduler = model.make_optimizer(data)
-        learner = model.start()
-        while not clock.tick():
-            self.metrics = learner.learn(data.collect(model.policy, learner.act), optimizer)
-            scheduler.step()
-        data.close()
+        self._optimizer, self._scheduler = model.make_optimizer(data)
+        self._learner = model.start()
+
+    def iterate(self) -> dict[str, float]:
+        """An iteration; returns its metrics."""
+        rollout = self._data.collect(self.model.policy, self._learner.act)
+        metrics = self._learner.learn(rollout, self._optimizer)
+        self._scheduler.step()
+        return metrics
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._data.close()
 
 
 class _Ticks(Callback):
@@ -61,6 +81,33 @@ class _Ticks(Callback):
         self.clock.tick()
         if (mean_return := trainer.callback_metrics.get("rollout/episode_return")) is not None:
             self.mean_return = mean_return.item()
+
+
+class _Alternates(_Ticks):
+    """Times the Trainer's iterations, and those of a bare loop in between."""
+
+    bare: BareLoop
+
+    def __init__(self, clock: Clock, clock_of_bare: Clock) -> None:
+        super().__init__(clock)
+        self.clock_of_bare = clock_of_bare
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.clock.begun:
+            self.clock.pause()
+            self._iterate_bare()
+        super().on_train_epoch_start(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        self._iterate_bare()
+        self.clock_of_bare.tick()
+        self.bare.close()
+
+    def _iterate_bare(self) -> None:
+        self.clock_of_bare.tick()
+        self.metrics = self.bare.iterate()
+        self.clock_of_bare.pause()
 
 
 class _Solves(Callback):
@@ -113,24 +160,37 @@ def config(work: Work, iterations: int) -> dict[str, Any]:
     return {name: section | work.options.get(name, {}) for name, section in sections.items()}
 
 
-def run(work: Work, seed: int, threads: int | None, side: type[_Fit] = _Fit) -> dict[str, float | str | None]:
+def run(work: Work, seed: int, threads: int | None) -> dict[str, float | None]:
     """Train as the work says."""
     clock = Clock(work, threads)
     Path("work.yaml").write_text(json.dumps(config(work, clock.total)))
-    cli = _silently(side, _Ticks(clock), ["--config", "work.yaml", "--seed_everything", str(seed)])
-    weights = {"weights": _digest(cli.model.policy)}
-    if side is _Bare:
-        return clock.result(cli.metrics.get("rollout/episode_return", math.nan)) | weights
-    outside = 1 - cli.callback.inside / clock.seconds
-    return clock.result(cli.callback.mean_return) | {"outside": outside} | weights
+    cli = _silently(_Fit, _Ticks(clock), ["--config", "work.yaml", "--seed_everything", str(seed)])
+    return _result(cli.callback)
 
 
-def run_bare(work: Work, seed: int, threads: int | None) -> dict[str, float | str | None]:
-    """Train the same without the Trainer."""
-    return run(work, seed, threads, _Bare)
+def run_with_bare_loop(work: Work, seed: int, threads: int | None) -> dict[str, dict[str, Any]]:
+    """Train as the work says and, iteration by iteration in turn, the same without the Trainer.
+
+    Raises:
+        SystemExit: The two did not come to the same weights, bit for bit.
+    """
+    clock, clock_of_bare = Clock(work, threads), Clock(work, threads)
+    Path("work.yaml").write_text(json.dumps(config(work, clock.total)))
+    callback = _Alternates(clock, clock_of_bare)
+    cli = _silently(_WithBareLoop, callback, ["--config", "work.yaml", "--seed_everything", str(seed)])
+    weights, other = cli.model.policy.state_dict(), callback.bare.model.policy.state_dict()
+    if any(not torch.equal(weights[name], other[name]) for name in weights):
+        raise SystemExit("Trainer and bare loop did different work: their weights differ")
+    bare = clock_of_bare.result(callback.metrics.get("rollout/episode_return", math.nan))
+    return {"puffer_lightning": _result(callback), "bare loop": bare}
 
 
-def run_eager(work: Work, seed: int, threads: int | None) -> dict[str, float | str | None]:
+def _result(callback: _Ticks) -> dict[str, float | None]:
+    outside = 1 - callback.inside / callback.clock.seconds
+    return callback.clock.result(callback.mean_return) | {"outside": outside}
+
+
+def run_eager(work: Work, seed: int, threads: int | None) -> dict[str, float | None]:
     """Train the same without ``compile``."""
     model = {**work.options["model"], "compile": False}
     return run(replace(work, options={**work.options, "model": model}), seed, threads)
@@ -151,12 +211,6 @@ def solve(seed: int) -> dict[str, float | None]:
     """Train the default task until it is solved."""
     args = ["--config", "ppo.yaml", "--trainer.limit_val_batches", "0", "--seed_everything", str(seed)]
     return _silently(_Fit, _Solves(), args).callback.clock.outcome  # type: ignore[no-any-return]
-
-
-def _digest(policy: nn.Module) -> str:
-    """Tells whether two runs came to the same weights."""
-    content = b"".join(weight.cpu().numpy().tobytes() for weight in policy.state_dict().values())
-    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _silently(side: type[_Fit], callback: Callback, args: list[str]) -> Any:

@@ -79,13 +79,13 @@ class Row:
         work: What each side does; of "solve" what ours does is in ``ppo.yaml``.
         peers: Whom ours is compared with, and the least ratio it has to reach, if there is one.
         solve: Train until the task is solved, and compare seconds instead of environment steps a second.
-        same_weights: All sides must come to the same weights, bit for bit, and so have one thread.
+        in_turn: The sides take turns iteration by iteration, in one process and on one thread.
     """
 
     work: Work
     peers: dict[str, float | None]
     solve: bool = False
-    same_weights: bool = False
+    in_turn: bool = False
 
     def without_pufferlib(self) -> "Row":
         """With the loop held to the bar of PufferLib's own trainer, for which it stands in."""
@@ -117,8 +117,8 @@ _IMAGE = Work(
 _RECURRENT = replace(_LARGE, network="lstm", warm_up=2, probes=2, iterations=4)
 # That of ppo.yaml.
 _DEFAULT = Work(
-    "CartPole-v1", 128, 32, 4, 4, learning_rate=2.5e-3, gamma=0.98, gae_lambda=0.8, clip_value_loss=False,
-    warm_up=10, probes=5, iterations=60,
+    "CartPole-v1", 128, 32, 4, 3, learning_rate=8e-3, gamma=0.98, gae_lambda=0.8, clip_value_loss=False,
+    warm_up=10, probes=5, iterations=150,
 )  # fmt: skip
 _DEVICE = replace(_LARGE, env="puffer/TorchCartPole-v0", num_envs=4096, horizon=32, probes=1, iterations=4)
 
@@ -132,7 +132,7 @@ ROWS = {
     "image": Row(_IMAGE, {"CleanRL": 1.5}),
     "recurrent": Row(_RECURRENT, {"PufferLib 3.0": 2.0, "PufferLib's loop": None}),
     "time to solve": Row(_DEFAULT, {"CleanRL": 10.0, "Stable-Baselines3": 10.0}, solve=True),
-    "framework": Row(_DEFAULT, {"bare loop": 0.97}, same_weights=True),
+    "framework": Row(_DEFAULT, {"bare loop": 0.97}, in_turn=True),
     "device 4096": Row(_DEVICE, {}),
     "device 65536": Row(replace(_DEVICE, num_envs=65536, horizon=16, warm_up=1, iterations=2), {}),
 }

@@ -11,6 +11,7 @@ import torch
 from gymnasium import Space
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Adam, Optimizer
@@ -42,7 +43,7 @@ from puffer_lightning.engines.optimizers import (
     options_of,
 )
 from puffer_lightning.engines.precision import autocast_dtype
-from puffer_lightning.engines.profiling import measure_with
+from puffer_lightning.engines.profiling import NoProfiler, measure_with
 from puffer_lightning.engines.reports import outlast_full_disks, report
 from puffer_lightning.engines.resume import leave, take_up
 from puffer_lightning.engines.steps import backward_and_optimizer
@@ -135,6 +136,15 @@ class PPO(L.LightningModule):
         self._saved: dict[str, Any] | None = None
         self._returns, self._lengths = CatMetric(), CatMetric()
         self._returns_of: dict[str, MeanMetric] = {}
+
+    @override
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_current_fx_name":
+            # So Lightning notes which hook runs, thirty times an iteration; it is no parameter, which takes
+            # nn.Module longer to find out than the hook takes.
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
 
     # Shared with Fabric, in the order in which an engine calls them.
 
@@ -235,6 +245,8 @@ class PPO(L.LightningModule):
     @override
     def setup(self, stage: str) -> None:
         if stage == "fit":
+            if type(self.trainer.profiler) is PassThroughProfiler:  # type: ignore[attr-defined]
+                self.trainer.profiler = NoProfiler()  # type: ignore[attr-defined]
             # Not what an earlier validation loaded, nor an earlier run: a Trainer that has trained already
             # and may now train longer goes on, a new one starts to count.
             self._saved = None

@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 
 import lightning as L
@@ -14,6 +15,7 @@ from puffer_lightning.rollout.phases import ROLLOUT_PHASES, UPDATE_PHASES, Measu
 
 # What Lightning calls an epoch, which is an iteration here.
 _ITERATION = "run_training_epoch"
+_LEFT_OUT = 2
 _PARTS = {"rollout": ROLLOUT_PHASES, "update": UPDATE_PHASES}
 _NAMES = {_ITERATION, *_PARTS, *(f"{part}/{phase}" for part, phases in _PARTS.items() for phase in phases)}
 
@@ -39,12 +41,23 @@ def measure_with(trainer: L.Trainer) -> Measure:
     return measure
 
 
+class NoProfiler(PassThroughProfiler):
+    """Measures nothing, as Lightning's own, which makes a generator at each of 50 hooks an iteration."""
+
+    _nothing = nullcontext()
+
+    @override
+    def profile(self, action_name: str) -> AbstractContextManager[None]:  # type: ignore[override]
+        return self._nothing
+
+
 class PhaseProfiler(Profiler):
     """Where the time of an iteration goes, as a table when training ends.
 
-    Means over all iterations but the first: of stepping the environments, of the policy's acting and of
-    writing what both return to the rollout; of gathering a minibatch, of its loss, of the gradients and of
-    the optimizer's step with the clipping before it; and of what is left of rollout, update and iteration.
+    Means over all iterations but the first two, which allocate and compile: of stepping the environments, of
+    the policy's acting and of writing what both return to the rollout; of gathering a minibatch, of its loss,
+    of the gradients and of the optimizer's step with the clipping before it; and of what is left of rollout,
+    update and iteration.
     On GPUs it waits for them at the beginning and the end of each phase, so that each is charged with its
     own work; that and the measuring make a run a little slower.
 
@@ -59,6 +72,8 @@ class PhaseProfiler(Profiler):
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._calls: defaultdict[str, int] = defaultdict(int)
         self._iterations = 0
+        # As they were after none, one and two iterations.
+        self._at_first: list[tuple[Mapping[str, float], Mapping[str, int]]] = [({}, {})]
 
     @override
     def start(self, action_name: str) -> None:
@@ -73,8 +88,8 @@ class PhaseProfiler(Profiler):
         self._calls[action_name] += 1
         if action_name == _ITERATION:
             self._iterations += 1
-            if self._iterations == 1:
-                self._first = dict(self._seconds), dict(self._calls)
+            if self._iterations <= _LEFT_OUT:
+                self._at_first.append((dict(self._seconds), dict(self._calls)))
 
     def milliseconds(self) -> dict[str, float]:
         """Of an iteration, by phase; ``other`` and ``…/other`` are what is left of an iteration or a part."""
@@ -102,12 +117,12 @@ class PhaseProfiler(Profiler):
 
     @property
     def _counted(self) -> int:
-        return max(1, self._iterations - 1)
+        return max(1, self._iterations - _LEFT_OUT)
 
     def _mean(self, sums: Mapping[str, float], name: str, which: int) -> float:
-        """Over all iterations but the first, unless there is no other."""
-        first = self._first[which].get(name, 0) if self._iterations > 1 else 0
-        return (sums.get(name, 0) - first) / self._counted
+        """Over all iterations but the first two, or over the last one if there are no more."""
+        first = self._at_first[max(0, self._iterations - self._counted)][which]
+        return (sums.get(name, 0) - first.get(name, 0)) / self._counted
 
 
 def _now() -> float:

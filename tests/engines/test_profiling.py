@@ -32,7 +32,7 @@ def test_lightnings_profilers_see_the_phases(tmp_path: Path) -> None:
     calls = {name: len(times) for name, times in profiler.recorded_durations.items() if "/" in name}
     assert calls == {
         "rollout/env": 3 * HORIZON,
-        "rollout/policy": 3 * (HORIZON + 1),
+        "rollout/policy": 3 * (HORIZON + 2),
         "rollout/copy": 3 * 4 * HORIZON,
         "update/gather": 3 * UPDATES,
         "update/forward": 3 * UPDATES,
@@ -48,7 +48,7 @@ def test_overlapped_rollouts_are_measured_too(tmp_path: Path) -> None:
 
 def test_phases_add_up_to_an_iteration(tmp_path: Path) -> None:
     with heard() as said:
-        fit(tmp_path, profiler := PhaseProfiler())
+        fit(tmp_path, profiler := PhaseProfiler(), iterations=4)
     of = profiler.milliseconds()
     for part in ("rollout", "update"):
         phases = [value for name, value in of.items() if name.startswith(f"{part}/")]
@@ -70,14 +70,28 @@ def test_time_goes_to_the_phase_that_takes_it(tmp_path: Path) -> None:
     assert profiler.milliseconds()["update/backward"] >= 10 * UPDATES
 
 
-def test_the_first_iteration_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "mean"), [((5.0,), 5000.0), ((5.0, 0.001), 1.0), ((5.0, 7.0, 0.001, 0.003), 2.0)]
+)
+def test_the_first_two_iterations_are_left_out_where_there_are_more(
+    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], mean: float
+) -> None:
     clock = [0.0]
     monkeypatch.setattr(profiling, "_now", lambda: clock[0])
     profiler = PhaseProfiler()
-    for seconds in (5.0, 0.001, 0.003):
+    for each in seconds:
         with profiler.profile("run_training_epoch"), profiler.profile("rollout"):
-            clock[0] += seconds
-    assert profiler.milliseconds()["rollout"] == pytest.approx(2.0)
+            clock[0] += each
+    assert profiler.milliseconds()["rollout"] == pytest.approx(mean)
+
+
+def test_a_profiler_that_measures_nothing_stands_in_for_lightnings(tmp_path: Path) -> None:
+    run = trainer(folder=tmp_path, profiler=None)
+    run.fit(PPO(), datamodule=data(1))
+    assert isinstance(run.profiler, profiling.NoProfiler)
+    run = trainer(folder=tmp_path, profiler=(given := SimpleProfiler()))
+    run.fit(PPO(), datamodule=data(1))
+    assert run.profiler is given
 
 
 def test_measuring_changes_no_number(tmp_path: Path) -> None:
