@@ -9,14 +9,13 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy, make_policy
 from puffer_lightning.rollout import Collector, Rollout, play
 from tests.environments import MODES, SCHEDULES, Counter, KnownValues, RunningSum, counters
+from tests.waiting import ReadsOfScalars, WaitsForTheDevice
 
 FIELDS = ("observations", "actions", "values", "next_values", "rewards", "terminated", "truncated", "valid")
 
@@ -99,41 +98,6 @@ def test_episodes_are_those_of_the_same_environments_in_numpy(mode: AutoresetMod
         np.testing.assert_array_equal(one.actions, other.actions)
         np.testing.assert_array_equal(one.rewards, other.rewards)
         assert one.terminated == other.terminated
-
-
-class WaitsForTheDevice(TorchFunctionMode):
-    """Counts what would make the host wait for a device: reading tensors, by Python or within an operator."""
-
-    _READS = ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__array__")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        by_mask = name == "__getitem__" and any(
-            isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1:])
-        )
-        if name in self._READS or by_mask:
-            self.waits.append(name)
-        return func(*args, **(kwargs or {}))
-
-
-class ReadsOfScalars(TorchDispatchMode):
-    """The same below Python: operators that must know what a tensor holds."""
-
-    _READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if any(name.startswith(read) for read in self._READS):
-            self.waits.append(name)
-        return func(*args, **(kwargs or {}))
 
 
 class Drifting(VectorEnv[Any, Any, Any]):
