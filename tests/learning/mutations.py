@@ -101,7 +101,10 @@ def truncated_steps_bootstrap_from_the_observation_after_the_reset(
 def actions_are_greedy_while_collecting(
     collect: Function, self: Collector, policy: Any, act: Function, *rest: Any
 ) -> Any:
-    return collect(self, policy, lambda seen, noise, state: act(seen, torch.zeros_like(noise), state), *rest)
+    def without_noise(seen: Any, noise: Tensor, *given: Any, **options: Any) -> Any:
+        return act(seen, torch.zeros_like(noise), *given, **options)
+
+    return collect(self, policy, without_noise, *rest)
 
 
 @mutation(Collector, "collect", "Squared")
