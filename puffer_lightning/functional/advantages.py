@@ -79,7 +79,7 @@ def _accumulate_back(sums: Tensor, decay: Tensor) -> None:
         while ahead < steps:
             later = sums[ahead:].clone()
             sums[:-ahead].addcmul_(decay[:-ahead], later)
-            decay[:-ahead] *= decay[ahead:].clone()
+            decay[:-ahead].mul_(decay[ahead:].clone())
             ahead *= 2
         return
     # Unbinding once makes the views of all rows in one call; indexing would make three of them every step.

@@ -43,7 +43,8 @@ class MLPPolicy(Policy):
         super().__init__()
         self.encoder = MLPEncoder(observation_space, hidden_sizes, activation)
         self.critic_encoder = None if shared else MLPEncoder(observation_space, hidden_sizes, activation)
-        self.separate_critic = not shared
+        # Nor where a subclass has a forward of its own, which need not know of parts.
+        self.separate_critic = not shared and type(self).forward is MLPPolicy.forward
         self.head = make_head(self.encoder.num_features, action_space, squash_actions, log_std_init)
         self.critic = orthogonal(nn.Linear(self.encoder.num_features, 1), VALUE_GAIN)
 

@@ -53,7 +53,8 @@ class CompiledAct:
             graph = self._by_kind[kind] = Graph(_act, "acting")
         if graph is not None:
             # Most observations and actions are one tensor, and a pytree's ways take long.
-            plain = self._one_action and isinstance(observations, Tensor) and state == ()
+            stateless = isinstance(state, tuple) and not state
+            plain = stateless and self._one_action and isinstance(observations, Tensor)
             tensors = (observations, noise) if plain else tensors_in((observations, noise, state))
             leaves = graph(tensors, self._policy, observations, noise, state, values)
             if leaves is not None:

@@ -25,7 +25,8 @@ Actor = Callable[..., Action]
 
 # A rank is not told to stop before it has made this share of its steps. Shorter rollouts teach little.
 _LEAST_SHARE = 0.25
-_ROWS = 4096
+# Observations that are valued at a time. More would not fit into a processor's caches.
+_ROWS, _ROWS_ON_GPU = 4096, 262_144
 
 
 class Collector:
@@ -199,8 +200,9 @@ class Collector:
             measure("rollout/policy", _fill_values)(policy, buffers.rollout)
 
     def _preempted(self, t: int) -> bool:
-        begun = t >= math.ceil(_LEAST_SHARE * self.horizon)
-        return self._preemption is not None and begun and self._preemption.due()
+        if self._preemption is None or t < math.ceil(_LEAST_SHARE * self.horizon):
+            return False
+        return self._preemption.due()
 
     def _fill_next_values(self, policy: Policy, buffers: RolloutBuffers) -> None:
         """V of where each step led, with one forward pass for all observations no step acted on."""
@@ -223,11 +225,12 @@ class Collector:
 
 
 def _fill_values(policy: Policy, rollout: Rollout) -> None:
-    """V of what each step saw, a few thousand at a time: more would not fit into a processor's caches."""
+    """V of what each step saw."""
     seen = tree_map(lambda leaf: leaf.flatten(0, 1), unmasked(rollout.observations))
-    values = rollout.values.flatten()
-    for begin in range(0, len(values), _ROWS):
-        rows = slice(begin, begin + _ROWS)
+    values = rollout.values.view(-1)
+    size = _ROWS if values.device.type == "cpu" else _ROWS_ON_GPU
+    for begin in range(0, len(values), size):
+        rows = slice(begin, begin + size)
         values[rows] = policy.value(tree_map(lambda leaf, rows=rows: leaf[rows], seen))
 
 

@@ -125,7 +125,7 @@ class Stepper:
 
     def to_env(self, actions: Any) -> Any:
         """A batch of the environment's ``action_space``, tensors [N, ...], as the environment takes it."""
-        return _map(lambda leaf: leaf.cpu().numpy(), actions)
+        return _map(lambda leaf: (leaf if leaf.is_cpu else leaf.cpu()).numpy(), actions)
 
     def step(self, actions: Any) -> Step:
         """Step every environment once.

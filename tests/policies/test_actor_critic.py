@@ -218,3 +218,15 @@ def test_a_separate_critic_or_its_actor_can_be_left_out() -> None:
     assert torch.equal(
         policy.greedy(observations)[0], policy.head.mode(policy.head(policy.encoder(observations)))
     )
+
+
+def test_a_subclass_whose_forward_knows_no_parts_is_asked_for_none() -> None:
+    class Doubled(MLPPolicy):
+        def forward(self, observations: Any, state: Any = ()) -> Any:  # type: ignore[override]
+            params, values, state = super().forward(observations, state)
+            return params, 2 * values, state
+
+    policy = Doubled(VECTOR, ACTIONS["box"])
+    assert not policy.separate_critic
+    assert policy.act(observe("box"), noise_for(policy)).values.shape == (32,)
+    assert policy.value(observe("box")).shape == (32,)
