@@ -67,14 +67,15 @@ def measure(name: str, row: Row, options: argparse.Namespace) -> dict[str, Any]:
 
     for repeat in range(options.repeats):
         if row.in_turn:
-            results = run("in turn", repeat + 1)
+            results = run("in turn", repeat + 1).items()
         else:
-            # Each side goes first in turn.
+            # Each side goes first in turn, and is told of when it is done.
             at = repeat % len(sides)
-            results = {}
-            for side in sides[at:] + sides[:at]:
-                results[side] = run(side, repeat + 1, runs[side][0]["threads"] if runs[side] else None)
-        for side, result in results.items():
+            results = (
+                (side, run(side, repeat + 1, runs[side][0]["threads"] if runs[side] else None))
+                for side in sides[at:] + sides[:at]
+            )
+        for side, result in results:
             runs[side].append(result)
             print(f"{name:14} {side:20} " + _words(result), flush=True)
     key = "seconds" if row.solve else "sps"

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
 
 from puffer_lightning.cli import PufferCLI
 from puffer_lightning.engines import PPO, RolloutDataModule
@@ -163,9 +164,7 @@ def config(work: Work, iterations: int) -> dict[str, Any]:
 def run(work: Work, seed: int, threads: int | None) -> dict[str, float | None]:
     """Train as the work says."""
     clock = Clock(work, threads)
-    Path("work.yaml").write_text(json.dumps(config(work, clock.total)))
-    cli = _silently(_Fit, _Ticks(clock), ["--config", "work.yaml", "--seed_everything", str(seed)])
-    return _result(cli.callback)
+    return _result(_train(config(work, clock.total), seed, _Ticks(clock)).callback)
 
 
 def run_with_bare_loop(work: Work, seed: int, threads: int | None) -> dict[str, dict[str, Any]]:
@@ -175,14 +174,22 @@ def run_with_bare_loop(work: Work, seed: int, threads: int | None) -> dict[str, 
         SystemExit: The two did not come to the same weights, bit for bit.
     """
     clock, clock_of_bare = Clock(work, threads), Clock(work, threads)
-    Path("work.yaml").write_text(json.dumps(config(work, clock.total)))
     callback = _Alternates(clock, clock_of_bare)
-    cli = _silently(_WithBareLoop, callback, ["--config", "work.yaml", "--seed_everything", str(seed)])
-    weights, other = cli.model.policy.state_dict(), callback.bare.model.policy.state_dict()
-    if any(not torch.equal(weights[name], other[name]) for name in weights):
-        raise SystemExit("Trainer and bare loop did different work: their weights differ")
+    cli = _train(config(work, clock.total), seed, callback, _WithBareLoop)
+    check_same_weights(cli.model.policy, callback.bare.model.policy)
     bare = clock_of_bare.result(callback.metrics.get("rollout/episode_return", math.nan))
     return {"puffer_lightning": _result(callback), "bare loop": bare}
+
+
+def check_same_weights(one: nn.Module, other: nn.Module) -> None:
+    """Refuse to compare what did different work.
+
+    Raises:
+        SystemExit: They differ, be it in a bit.
+    """
+    of_other = other.state_dict()
+    if any(not torch.equal(weights, of_other[name]) for name, weights in one.state_dict().items()):
+        raise SystemExit("Trainer and bare loop did different work: their weights differ")
 
 
 def _result(callback: _Ticks) -> dict[str, float | None]:
@@ -201,9 +208,7 @@ def profile(work: Work, seed: int, threads: int | None) -> dict[str, float]:
     clock = Clock(work, threads)
     options = config(work, clock.total)
     options["trainer"]["profiler"] = {"class_path": "puffer_lightning.PhaseProfiler"}
-    Path("work.yaml").write_text(json.dumps(options))
-    cli = _silently(_Fit, _Ticks(clock), ["--config", "work.yaml", "--seed_everything", str(seed)])
-    milliseconds: dict[str, float] = cli.trainer.profiler.milliseconds()
+    milliseconds: dict[str, float] = _train(options, seed, _Ticks(clock)).trainer.profiler.milliseconds()
     return milliseconds
 
 
@@ -211,6 +216,12 @@ def solve(seed: int) -> dict[str, float | None]:
     """Train the default task until it is solved."""
     args = ["--config", "ppo.yaml", "--trainer.limit_val_batches", "0", "--seed_everything", str(seed)]
     return _silently(_Fit, _Solves(), args).callback.clock.outcome  # type: ignore[no-any-return]
+
+
+def _train(options: dict[str, Any], seed: int, callback: Callback, side: type[_Fit] = _Fit) -> Any:
+    """Train as the options say; returns the command line's object."""
+    Path("work.yaml").write_text(json.dumps(options))
+    return _silently(side, callback, ["--config", "work.yaml", "--seed_everything", str(seed)])
 
 
 def _silently(side: type[_Fit], callback: Callback, args: list[str]) -> Any:

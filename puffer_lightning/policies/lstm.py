@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from puffer_lightning.policies.mlp import tanh_of_half
+from puffer_lightning.policies.mlp import fusible_tanh, tanh_of_half
 
 State = tuple[Tensor, Tensor]
 """Output and cell, ``[N, hidden]`` each."""
@@ -64,8 +64,8 @@ def lstm_step(x: Tensor, state: State, parameters: Sequence[Tensor]) -> State:
     i, f, g, o = gates.chunk(4, 1)
     if torch.compiler.is_compiling():
         # A compiler makes one function of all that follows, but not of what is done in place.
-        cell = f.sigmoid() * cell + i.sigmoid() * (2 * (2 * g).sigmoid() - 1)
-        return o.sigmoid() * (2 * (2 * cell).sigmoid() - 1), cell
+        cell = f.sigmoid() * cell + i.sigmoid() * fusible_tanh(g)
+        return o.sigmoid() * fusible_tanh(cell), cell
     g.mul_(2)
     gates.sigmoid_()
     torch.add(_MINUS_ONE, g, alpha=2, out=g)

@@ -26,6 +26,11 @@ def tanh_of_half(x: Tensor) -> Tensor:
     return torch.add(_MINUS_ONE, x.sigmoid_(), alpha=2, out=x)
 
 
+def fusible_tanh(x: Tensor) -> Tensor:
+    """Return tanh(x) = 2 σ(2x) − 1, ``[...]``, for a compiler to fuse: its own tanh takes longer."""
+    return 2 * torch.sigmoid(2 * x) - 1
+
+
 class _Activation(NamedTuple):
     scale: int
     """Of what goes into it, which costs nothing in the product before."""
@@ -97,7 +102,7 @@ def _fusible(x: Tensor, activation: str, parameters: Sequence[Tensor]) -> Tensor
             x = torch.addmm(bias, x, weight.t().contiguous())
         else:
             x = linear(x, weight, bias)
-        x = 2 * torch.sigmoid(2 * x) - 1 if activation == "tanh" else x.relu()
+        x = fusible_tanh(x) if activation == "tanh" else x.relu()
     return x
 
 

@@ -12,10 +12,7 @@ from puffer_lightning.errors import ConfigurationError
 from puffer_lightning.policies import Policy
 from puffer_lightning.ppo.config import PPOConfig
 from puffer_lightning.ppo.loss import STATISTICS
-from puffer_lightning.rollout import Batch
-
-# With 128 features, 2 MiB each: two minibatches of 32768 take two thirds of the time they take whole.
-_CACHED_ROWS = 4096
+from puffer_lightning.rollout import CACHED_ROWS, Batch
 
 LossFunction = Callable[[Policy, Batch], tuple[Tensor, Tensor]]
 """A microbatch's loss and sums of ``STATISTICS``."""
@@ -94,7 +91,7 @@ def num_parts(indices: Tensor, config: PPOConfig) -> int:
     """Microbatches, on a lone CPU as many at least as leave each small enough for its caches."""
     if indices.device.type != "cpu" or world_size() > 1:
         return config.accumulate_grad_batches
-    return max(config.accumulate_grad_batches, math.ceil(len(indices) / _CACHED_ROWS))
+    return max(config.accumulate_grad_batches, math.ceil(len(indices) / CACHED_ROWS))
 
 
 def _trained(policy: Policy) -> list[nn.Parameter]:

@@ -16,6 +16,7 @@ from puffer_lightning.envs.state import NoStateError, get_state, set_state
 from puffer_lightning.policies import Action, Policy, State, unmasked
 from puffer_lightning.rollout.buffers import DeviceBuffers, HostBuffers, RolloutBuffers, StepBuffers
 from puffer_lightning.rollout.episodes import finished_episodes
+from puffer_lightning.rollout.minibatches import CACHED_ROWS
 from puffer_lightning.rollout.phases import Measure, unmeasured
 from puffer_lightning.rollout.rollout import Rollout
 from puffer_lightning.rollout.stepper import DeviceStepper, Stepper, make_stepper
@@ -25,8 +26,8 @@ Actor = Callable[..., Action]
 
 # A rank is not told to stop before it has made this share of its steps. Shorter rollouts teach little.
 _LEAST_SHARE = 0.25
-# Observations that are valued at a time. More would not fit into a processor's caches.
-_ROWS, _ROWS_ON_GPU = 4096, 262_144
+# Observations that a GPU values at a time.
+_ROWS_ON_GPU = 262_144
 
 
 class Collector:
@@ -228,7 +229,7 @@ def _fill_values(policy: Policy, rollout: Rollout) -> None:
     """V of what each step saw."""
     seen = tree_map(lambda leaf: leaf.flatten(0, 1), unmasked(rollout.observations))
     values = rollout.values.view(-1)
-    size = _ROWS if values.device.type == "cpu" else _ROWS_ON_GPU
+    size = CACHED_ROWS if values.device.type == "cpu" else _ROWS_ON_GPU
     for begin in range(0, len(values), size):
         rows = slice(begin, begin + size)
         values[rows] = policy.value(tree_map(lambda leaf, rows=rows: leaf[rows], seen))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from puffer_lightning.functional import gae
 
@@ -110,7 +111,8 @@ class TestMeasure:
 
         def run_side(side: str, request: dict[str, Any], python: str = sys.executable) -> dict[str, Any]:
             self.asked.append((side, request["threads"], python))
-            return {"sps": 1.0, "threads": request["threads"]}
+            told = {"sps": 1.0, "threads": request["threads"]}
+            return {"puffer_lightning": told, "bare loop": told} if side == "in turn" else told
 
         monkeypatch.setattr(speed, "run_side", run_side)
         options = {"repeats": 2, "iterations": None, "threads": None, "pufferlib": None}
@@ -130,6 +132,20 @@ class TestMeasure:
         pythons = {side: python for side, _, python in self.asked}
         assert pythons.pop("PufferLib 3.0") == Path("/its/python")
         assert set(pythons.values()) == {sys.executable}
+
+    def test_sides_of_the_same_weights_have_one_thread(self, measure: Any) -> None:
+        measured = measure("framework")
+        assert {threads for _, threads, _ in self.asked} == {1}
+        assert [len(of["runs"]) for of in measured["sides"].values()] == [2, 2]
+
+
+def test_refuses_sides_whose_weights_differ(sides: Any) -> None:
+    check = sides("ours").check_same_weights
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    with pytest.raises(SystemExit, match="weights differ"):
+        check(one, other)
+    other.load_state_dict(one.state_dict())
+    check(one, other)
 
 
 def test_a_clock_that_is_paused_does_not_count_what_follows(

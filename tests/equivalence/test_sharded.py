@@ -137,7 +137,9 @@ def assert_same(found: list[Outcome], expected: Outcome, atol: float = 1e-6) -> 
         assert outcome.env_steps == expected.env_steps
         assert outcome.weights.keys() == expected.weights.keys()
         for name, weights in expected.weights.items():
-            np.testing.assert_allclose(outcome.weights[name], weights, rtol=1e-6, atol=atol, err_msg=name)
+            # Sums of squares are large: a float32's last bit of them is more than atol.
+            rtol = 1e-6 if name.endswith("moments.squares") else 0
+            np.testing.assert_allclose(outcome.weights[name], weights, rtol=rtol, atol=atol, err_msg=name)
         assert without_time(outcome.metrics) == pytest.approx(
             without_time(expected.metrics), rel=1e-3, abs=1e-5
         )

@@ -408,7 +408,7 @@ def test_the_policy_may_be_acted_for(policy: Policy) -> None:
 
 
 def test_values_of_a_separate_critic_are_computed_after_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("puffer_lightning.rollout.collector._ROWS", 7)
+    monkeypatch.setattr("puffer_lightning.rollout.collector.CACHED_ROWS", 7)
     env = make_vector_env("Acrobot-v1", 4, {"max_episode_steps": 5})
     torch.manual_seed(0)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space)
