@@ -1,7 +1,6 @@
 """The command line: Lightning's, with PPO and its environments filled in."""
 
 import argparse
-import difflib
 import logging
 import os
 import re
@@ -9,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -46,7 +45,9 @@ from puffer_lightning.launch import (
     launch,
     launched_here,
 )
+from puffer_lightning.parsing import Parser, one_sentence
 from puffer_lightning.ppo import NonFiniteError
+from puffer_lightning.shipped import find_configs
 
 _TRAINER_DEFAULTS = {
     "max_epochs": -1,
@@ -56,50 +57,6 @@ _TRAINER_DEFAULTS = {
     "enable_model_summary": False,
     "logger": {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "."}},
 }
-
-
-class _Parser(LightningArgumentParser):
-    """Lightning's parser, which says what is wrong in one sentence instead of after a page of usage."""
-
-    @override
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if not self.exit_on_error:
-            super().error(message, ex)
-        parser = getattr(ex, "subcommand_parser", None) or self
-        print(f"error: {_one_sentence(message, parser)}", file=sys.stderr)
-        print(f"Run {parser.prog.replace(' [options]', '')} --help for all options.", file=sys.stderr)
-        sys.exit(2)
-
-
-def _one_sentence(message: str, parser: LightningArgumentParser) -> str:
-    if unknown := re.search(r"unrecognized arguments: --([^\s=]+)|not accept option '(\S+)'", message, re.I):
-        name = unknown[1] or unknown[2]
-        known = [option[2:] for action in parser._actions for option in action.option_strings]
-        closest = difflib.get_close_matches(name, known, n=1)
-        return f"there is no option --{name}" + (f": did you mean --{closest[0]}?" if closest else ".")
-    keys = list(re.finditer(r'Parser key "(\S+)":?', message))
-    option = "--" + ".".join(key[1] for key in keys)
-    owner = re.search(r"class_path(?:=| )'([\w.]+)'", message)
-    if owner and (refused := re.search(r"Option '(\S+)' is not accepted", message)):
-        return (
-            f"{option}: {owner[1]} has no option {refused[1]}; {option}.help {owner[1]} lists those it has."
-        )
-    if owner and (missing := re.search(r"arguments are required: (.+)", message)):
-        return f"{option}: {owner[1]} needs {missing[1]}."
-    given = re.findall(r"(?:Given|Got) value: (.+?)(?:\. Got value.*)?$", message, re.MULTILINE)
-    message = message[keys[-1].end() :].strip() if keys else message
-    message = re.sub(r"Type .+ expects a function or a callable class: |(?<=:)\n\s+(?!-|\s)", " ", message)
-    # Not the parser's own words on what it tried, nor its list of how a class may be given.
-    pattern = r"- *((?!Does not validate|Expected a path|Not a valid|an? )\S.+?)(?:\. Got value.*)?$"
-    reasons = dict.fromkeys(re.findall(pattern, message, re.MULTILINE))
-    if keys and message.startswith("Expected"):
-        message = message.partition("\n")[0].partition(". Got value: Namespace")[0]
-    elif telling := [reason for reason in reasons if not reason.startswith("Expected")]:
-        message = "; or ".join(telling)
-    elif reasons:
-        message = "; or ".join(reasons) + (f" (given: {given[-1]})" if given else "")
-    message = re.sub(r"<class '([\w.]+)'>|typing\.(?=Literal)", r"\1", " ".join(message.split()))
-    return f"{option}: {message}" if keys else message
 
 
 class _NamedByClassPath(RolloutDataModule):
@@ -164,7 +121,7 @@ class PufferCLI(LightningCLI):
             seed_everything_default=1,
             auto_configure_optimizers=False,
             args=self._args,
-            parser_class=_Parser,
+            parser_class=Parser,
             parser_kwargs={"description": "Train and evaluate PPO policies.", "prog": "puffer_lightning"},
         )
 
@@ -180,7 +137,7 @@ class PufferCLI(LightningCLI):
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         super()._add_subcommands(parser, **kwargs)
         # For the help alone, as it is not one of the Trainer's: see main.
-        measures = _Parser()
+        measures = Parser()
         scaling.add_options(measures)
         assert parser._subcommands_action is not None
         parser._subcommands_action.add_subcommand("scaling", measures, help=scaling.SUMMARY)
@@ -213,7 +170,7 @@ class PufferCLI(LightningCLI):
         except ConfigurationError:
             raise
         except (ModuleNotFoundError, ValueError) as problem:
-            message = _one_sentence(str(problem), self.parser)
+            message = one_sentence(str(problem), self.parser)
             for extra in ("wandb", "tensorboard"):
                 if re.search(rf"Requirement '{extra}\b.*not met", str(problem)):
                     message = f'trainer.logger needs a package: pip install "puffer-lightning[{extra}]".'
@@ -281,53 +238,6 @@ class PufferCLI(LightningCLI):
     def after_fit(self) -> None:
         """Evaluate what was trained."""
         self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
-
-
-def find_configs(args: Sequence[str]) -> list[str]:
-    """Replace the names of shipped configurations by their paths.
-
-    ``--config NAME`` means the file NAME, relative to the working directory; if there is none, the one of
-    that name that comes with the package.
-
-    Args:
-        args: A command line.
-
-    Raises:
-        ConfigurationError: There is neither, the message lists what is shipped; or it is not YAML.
-    """
-    found: list[str] = []
-    for previous, arg in zip(["", *args], args, strict=False):
-        option, equals, value = arg.partition("=")
-        if previous in ("-c", "--config"):
-            found.append(_find_config(arg))
-        elif option in ("-c", "--config") and equals:
-            found.append(f"{option}={_find_config(value)}")
-        else:
-            found.append(arg)
-    return found
-
-
-def shipped_configs() -> Path:
-    """The folder of the configurations that come with the package, in a wheel or in a checkout."""
-    package = Path(__file__).parent
-    inside = package / "configs"
-    return inside if inside.is_dir() else package.parent / "configs"
-
-
-def _find_config(name: str) -> str:
-    path = Path(name) if Path(name).is_file() else shipped_configs() / name
-    if not path.is_file():
-        names = ", ".join(sorted(path.name for path in shipped_configs().glob("*.yaml")))
-        raise ConfigurationError(
-            f"--config {name} is neither a file nor a shipped configuration; these are: {names}."
-        )
-    try:
-        options, problem = yaml.safe_load(path.read_text(encoding="utf-8")), ""
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        options, problem = None, f" ({' '.join(str(error).split())})"
-    if not isinstance(options, dict):
-        raise ConfigurationError(f"--config {name} is not YAML of options and their values{problem}.")
-    return str(path)
 
 
 def _check_checkpoint(path: str) -> None:

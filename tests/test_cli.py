@@ -16,8 +16,7 @@ import pytest
 import torch
 import yaml
 
-from puffer_lightning.cli import find_configs, main, shipped_configs
-from puffer_lightning.errors import ConfigurationError
+from puffer_lightning.cli import main
 from tests.commandline import QUICK, STEPS_PER_ITERATION, column, metrics, refused, run
 
 METRICS = {
@@ -135,33 +134,6 @@ class TestOptions:
         with pytest.raises(SystemExit):
             main([subcommand, "--help"])
         assert re.search(rf"^  --{option} \w+ +[A-Z]\w+ .* to", capsys.readouterr().out, re.MULTILINE)
-
-
-class TestConfigurationFiles:
-    def test_of_the_working_directory_come_first(self) -> None:
-        shipped = str(shipped_configs() / "ppo.yaml")
-        assert find_configs(["fit", "--config", "ppo.yaml"]) == ["fit", "--config", shipped]
-        Path("ppo.yaml").write_text("data:\n  num_envs: 3\n")
-        assert find_configs(["fit", "--config", "ppo.yaml"]) == ["fit", "--config", "ppo.yaml"]
-
-    @pytest.mark.parametrize("args", [["--config=ppo.yaml"], ["-c", "ppo.yaml"], ["-c=ppo.yaml"]])
-    def test_in_each_spelling(self, args: list[str]) -> None:
-        assert find_configs(args)[-1].endswith(str(shipped_configs() / "ppo.yaml"))
-
-    def test_other_arguments_stay(self) -> None:
-        assert find_configs(["fit", "ppo.yaml", "--data.env", "a"]) == ["fit", "ppo.yaml", "--data.env", "a"]
-
-    def test_that_are_not_there(self) -> None:
-        with pytest.raises(
-            ConfigurationError, match=r"--config no\.yaml is neither.*acrobot\.yaml.*ppo\.yaml"
-        ):
-            find_configs(["--config", "no.yaml"])
-
-    @pytest.mark.parametrize("text", [b"a: b: c", b"- 1", b"", b"\xff\xfe\x00"])
-    def test_that_are_no_configuration(self, text: bytes) -> None:
-        Path("mine.yaml").write_bytes(text)
-        with pytest.raises(ConfigurationError, match=r"--config mine\.yaml is not YAML of options"):
-            find_configs(["--config", "mine.yaml"])
 
 
 class TestFit:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from puffer_lightning.cli import shipped_configs
+from puffer_lightning.shipped import shipped_configs
 from tests.commandline import column, run
 
 CONFIGS = sorted(shipped_configs().glob("*.yaml"))

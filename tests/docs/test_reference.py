@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from puffer_lightning.cli import main, shipped_configs
+from puffer_lightning.cli import main
+from puffer_lightning.shipped import shipped_configs
 from tests.docs.documents import DOCUMENTS, ROOT
 
 
