@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS ?= dev
+# Many tests wait for processes of their own, so two side by side take little more than half the time.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: train test test-fast lint types imports check speed-benchmark stepping-benchmark collecting-benchmark device-benchmark faults-benchmark strategies long-run curve notebook wheel constraints clean
 
@@ -15,10 +17,10 @@ train: $(VENV)/.installed  ## Train the default task to a solved score.
 	$(BIN)/python -m puffer_lightning fit --config ppo.yaml
 
 test: $(VENV)/.installed  ## Run the whole test suite.
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-fast: $(VENV)/.installed  ## Run the tests that take less than ten seconds each.
-	$(BIN)/python -m pytest -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
