@@ -111,9 +111,9 @@ def running_returns(
         ``(G [T, N], carry [N])``, float64.
     """
     returns = rewards.double().where(valid, 0.0)
+    returns[0].add_(carry)
     decay = ended.logical_not().double().mul_(gamma)
-    rows, decays = returns.unbind(), decay.unbind()
-    rows[0].add_(carry)
-    for t in range(1, len(rows)):
-        rows[t].addcmul_(decays[t - 1], rows[t - 1])
-    return returns, decays[-1] * rows[-1]
+    # Backwards in time, as advantages accumulate: what decays into a step is that of the step before it.
+    sums = returns.flip(0)
+    _accumulate_back(sums, decay.flip(0).roll(-1, 0))
+    return sums.flip(0), decay[-1] * sums[0]

@@ -1,22 +1,15 @@
 """Invariant 7: compiled ≡ eager, to tolerance."""
 
-import shutil
-import sys
 from typing import Any
 
 import pytest
 import torch
 from torch.testing import assert_close
 
+from tests.compiling import needs_compiler
 from tests.equivalence.runs import by_fabric, differ, without_time
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        sys.platform == "win32" or not (shutil.which("g++") or shutil.which("clang++")),
-        reason="torch.compile needs a C++ compiler on the CPU",
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_compiler]
 
 
 @pytest.mark.parametrize(

@@ -164,4 +164,20 @@ class TestRunningReturns:
         whole, _ = running_returns(rewards, valid, ended, 0.9, start)
         first, carry = running_returns(rewards[:7], valid[:7], ended[:7], 0.9, start)
         second, _ = running_returns(rewards[7:], valid[7:], ended[7:], 0.9, carry)
-        assert torch.equal(torch.cat((first, second)), whole)
+        assert_close(torch.cat((first, second)), whole)
+
+    @pytest.mark.parametrize("num_envs", [3, 4096])
+    def test_equals_the_formula_step_by_step(self, num_envs: int) -> None:
+        """Few are summed in passes over all steps, many step by step."""
+        generator = torch.Generator().manual_seed(0)
+        rewards, start = torch.randn(2, 13, num_envs, generator=generator).double().unbind()
+        ended, valid = (
+            torch.rand(2, 13, num_envs, generator=generator) < torch.tensor([0.2, 0.9])[:, None, None]
+        )
+        expected, carry = torch.empty_like(rewards), start[0]
+        for t in range(13):
+            expected[t] = rewards[t] * valid[t] + carry
+            carry = 0.9 * expected[t] * ~ended[t]
+        returns, after = running_returns(rewards, valid, ended, 0.9, start[0])
+        assert_close(returns, expected)
+        assert_close(after, carry)

@@ -1,8 +1,6 @@
 import math
-import shutil
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,24 +18,11 @@ from puffer_lightning.policies import LSTMPolicy, MLPPolicy, Policy
 from puffer_lightning.ppo import PPOConfig, update
 from puffer_lightning.ppo.compiled import CompiledAct, CompiledMinibatches
 from puffer_lightning.rollout import Collector, Rollout
+from tests.compiling import needs_compiler
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        sys.platform == "win32" or not (shutil.which("g++") or shutil.which("clang++")),
-        reason="torch.compile needs a C++ compiler on the CPU",
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.usefixtures("forget_compiled")]
 
 CONFIG = PPOConfig(update_epochs=2, num_minibatches=2, max_grad_norm=0.1)
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    torch.compiler.reset()
-    counters.clear()
-    yield
-    torch.compiler.reset()
 
 
 def make_policy(seed: int = 0, kind: type[Policy] = MLPPolicy, **options: Any) -> Policy:

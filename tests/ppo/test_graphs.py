@@ -1,6 +1,3 @@
-import shutil
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,23 +6,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from puffer_lightning.ppo.graphs import Graph, tensors_in
+from tests.compiling import needs_compiler
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        sys.platform == "win32" or not (shutil.which("g++") or shutil.which("clang++")),
-        reason="torch.compile needs a C++ compiler on the CPU",
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.usefixtures("forget_compiled")]
 
 Arguments = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def linear(layer: nn.Module, given: Arguments, twice: bool) -> Arguments:
