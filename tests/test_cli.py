@@ -446,7 +446,7 @@ class TestProcess:
             assert not [name for name in names if name.startswith("tests")]
             contents.extractall(tmp_path / "installed")
         script = (
-            "from puffer_lightning import cli; print('#', cli.shipped_configs());"
+            "from puffer_lightning import cli, shipped; print('#', shipped.shipped_configs());"
             "cli.main(['fit', '--config=ppo.yaml', '--print_config'])"
         )
         done = subprocess.run(

@@ -1,6 +1,6 @@
 """Environments that take and return tensors: collected like all others, and without waiting for them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,10 +9,12 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
+from torch.fx.experimental import _config
 from torch.utils._pytree import tree_leaves, tree_map
 
+from puffer_lightning.envs import make_vector_env
 from puffer_lightning.errors import ConfigurationError
-from puffer_lightning.policies import Policy, make_policy
+from puffer_lightning.policies import LSTMPolicy, Policy, make_policy
 from puffer_lightning.rollout import Collector, Rollout, play
 from tests.environments import MODES, SCHEDULES, Counter, KnownValues, RunningSum, counters
 from tests.waiting import ReadsOfScalars, WaitsForTheDevice
@@ -147,6 +149,26 @@ def test_the_counters_of_waiting_see_a_collector_that_waits() -> None:
         assert torch.ones(3).sum() == 3
         torch.ones(3)[torch.tensor([True, False, True])]
     assert below.waits
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("env_id", ["TorchCartPole", "TorchBreakout", "TorchMemoryMaze"])
+@pytest.mark.parametrize("make", [make_policy, LSTMPolicy], ids=lambda make: make.__name__)
+def test_rollouts_stay_where_the_environments_are(
+    make: Callable[..., Policy], env_id: str, mode: AutoresetMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's "meta" is a device that is not the CPU and holds no numbers: reading one there raises."""
+    generator = torch.Generator
+    monkeypatch.setattr(torch, "Generator", lambda device: generator())
+    env = make_vector_env(f"puffer/{env_id}-v0", 8, {"device": "meta", "autoreset_mode": mode})
+    policy = make(env.single_observation_space, env.single_action_space).to("meta")
+    # Where it asks which rows there are, after the last step, it is told all.
+    with ReadsOfScalars() as below, _config.patch(meta_nonzero_assume_all_nonzero=True):
+        rollout = Collector(env, 4, device="meta").collect(policy)
+    assert len(below.waits) <= 3
+    assert set(below.waits) <= {"nonzero"}
+    leaves = [leaf for leaf in tree_leaves(vars(rollout)) if isinstance(leaf, Tensor)]
+    assert {leaf.device.type for leaf in leaves} == {"meta"}
 
 
 def test_evaluation_asks_now_and_then_whether_it_is_over() -> None:
