@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -31,8 +32,14 @@ def machine() -> dict[str, Any]:
         "machine": f"{os.cpu_count()}-core {platform.machine()} CPU ({_processor()})",
         "device": _gpu(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
-        "command": " ".join(["python", "benchmarks/speed.py", *sys.argv[1:]]),
+        "command": _command(sys.argv[1:]),
     }
+
+
+def _command(args: list[str]) -> str:
+    """As anybody would type it: where PufferLib's Python is, is this machine's own affair."""
+    typed = " ".join(["python", "benchmarks/speed.py", *args])
+    return re.sub(r"(--pufferlib[ =])\S+", r"\1PYTHON", typed)
 
 
 def _commit() -> str:

@@ -45,6 +45,9 @@ def outlast_full_disks(logger: CSVLogger) -> None:
     Args:
         logger: It says so once.
     """
+    if "save" in vars(logger):
+        # An earlier run has told it already.
+        return
     save, said = logger.save, False
 
     def save_or_keep() -> None:

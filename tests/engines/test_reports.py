@@ -52,6 +52,9 @@ def room_for(size: int) -> Iterator[None]:
 def test_a_full_disk_loses_no_line(lines: int, tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
     outlast_full_disks(logger)
+    save = logger.save
+    outlast_full_disks(logger)
+    assert logger.save is save, "told once is enough"
     file = Path(logger.log_dir) / "metrics.csv"
     for step in range(lines):
         logger.log_metrics({"a": 1.0}, step)
