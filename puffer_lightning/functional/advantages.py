@@ -62,12 +62,12 @@ def gae(
     if valid is not None:
         advantages.masked_fill_(~valid, 0.0)
     decay = (terminated | truncated).logical_not().to(advantages.dtype).mul_(gamma * gae_lambda)
-    _accumulate_back(advantages, decay)
+    _accumulate_back(advantages, decay[:-1])
     return advantages
 
 
 def _accumulate_back(sums: Tensor, decay: Tensor) -> None:
-    """Make of x_t, in place, the sums s_t = x_t + decay_t · s_{t+1}, with s_T = 0; ``decay`` is overwritten.
+    """Make of x_t [T, N], in place, the sums s_t = x_t + decay_t · s_{t+1}, with s_{T-1} = x_{T-1}.
 
     Either step by step, or in log2(T) passes over all steps, the k-th of which adds what is 2^k steps on
     (Hillis and Steele 1986, doi:10.1145/7902.7903): more arithmetic in fewer operators, which is what takes
@@ -77,9 +77,8 @@ def _accumulate_back(sums: Tensor, decay: Tensor) -> None:
     if sums.device.type != "cpu" or sums.numel() <= _SMALL:
         ahead = 1
         while ahead < steps:
-            later = sums[ahead:].clone()
-            sums[:-ahead].addcmul_(decay[:-ahead], later)
-            decay[:-ahead].mul_(decay[ahead:].clone())
+            sums[:-ahead].addcmul_(decay, sums[ahead:].clone())
+            decay = decay[:-ahead] * decay[ahead:]
             ahead *= 2
         return
     # Unbinding once makes the views of all rows in one call; indexing would make three of them every step.
@@ -110,10 +109,9 @@ def running_returns(
     Returns:
         ``(G [T, N], carry [N])``, float64.
     """
-    returns = rewards.double().where(valid, 0.0)
-    returns[0].add_(carry)
-    decay = ended.logical_not().double().mul_(gamma)
-    # Backwards in time, as advantages accumulate: what decays into a step is that of the step before it.
-    sums = returns.flip(0)
-    _accumulate_back(sums, decay.flip(0).roll(-1, 0))
-    return sums.flip(0), decay[-1] * sums[0]
+    # Backwards in time, as advantages accumulate: what flows into a step decays with the one before it.
+    returns = rewards.flip(0).double().where(valid.flip(0), 0.0)
+    returns[-1].add_(carry)
+    decay = ended.flip(0).logical_not().double().mul_(gamma)
+    _accumulate_back(returns, decay[1:])
+    return returns.flip(0), decay[0] * returns[0]
