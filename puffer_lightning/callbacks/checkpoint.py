@@ -74,6 +74,7 @@ class Checkpoint(ModelCheckpoint):
             save_last=True,
             every_n_epochs=every_n_iterations or 1,
         )
+        self._state_key = self._generate_state_key(monitor=monitor, mode=mode)
         self._monitored = monitor
         self._every_n_iterations = every_n_iterations
         self._seconds = 0.0
@@ -86,7 +87,7 @@ class Checkpoint(ModelCheckpoint):
     @override
     def state_key(self) -> str:
         """By what is best alone: a resumed run may look at it more or less often."""
-        return self._generate_state_key(monitor=self.monitor, mode=self.mode)
+        return self._state_key
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -99,6 +100,8 @@ class Checkpoint(ModelCheckpoint):
         super().on_train_start(trainer, pl_module)
         self._training = not getattr(trainer, "fast_dev_run", False)
         self._validated = self._last_is_current = False
+        # The trainer looks for new ones each time it is asked for them.
+        self._metrics = trainer.callback_metrics
         if self._every_n_iterations is None:
             self._module, _ = ppo_parts(trainer, self)
 
@@ -111,7 +114,7 @@ class Checkpoint(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._training:
             return
-        if trainer.callback_metrics.get("train/skipped", 0):
+        if self._metrics.get("train/skipped", 0):
             # A policy whose updates are not finite may have gone wrong before: what it was is worth keeping.
             self._last_is_current = self._validated = False
             return

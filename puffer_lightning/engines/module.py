@@ -1,5 +1,6 @@
 """``PPO``: rollout-plus-update as a LightningModule."""
 
+import inspect
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -296,6 +297,7 @@ class PPO(L.LightningModule):
             if self.trainer.is_global_zero and isinstance(logger, CSVLogger):
                 outlast_full_disks(logger)
         self._measure = measure_with(self.trainer)
+        self._callback_metrics = self.trainer.callback_metrics
 
     @override
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
@@ -318,9 +320,12 @@ class PPO(L.LightningModule):
             # Preempted rollouts, and those before a resumption on another number of ranks, have other sizes.
             left = self._data.iterations_after(self.env_steps)
             self.trainer.fit_loop.max_epochs = self.trainer.current_epoch + 1 + left
-        report(self.trainer, metrics, self.env_steps)
+        report(self.trainer, self._callback_metrics, metrics, self.env_steps)
         # Lightning adds the batch that this was.
         self._set_logging_step(self.env_steps - 1)
+
+    # Lightning looks at it in each iteration, and would work it out anew.
+    training_step.__signature__ = inspect.signature(training_step)  # type: ignore[attr-defined]
 
     def _set_logging_step(self, step: int) -> None:
         # The x-axis of all that Lightning, its callbacks and self.log write: its own would be iterations.
