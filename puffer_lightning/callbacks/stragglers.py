@@ -33,12 +33,14 @@ class Stragglers(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._slowdowns.clear()
         self._waiting = 0.0
+        # The trainer looks for new ones each time it is asked for them.
+        self._metrics = trainer.callback_metrics
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        metrics = trainer.callback_metrics
+        metrics = self._metrics
         if "ranks/slowest" in metrics:
             self._slowdowns.append((int(metrics["ranks/slowest"].item()), metrics["ranks/slowdown"].item()))
             self._waiting += metrics["ranks/waiting_share"].item()
