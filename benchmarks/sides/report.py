@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -38,7 +39,7 @@ def machine() -> dict[str, Any]:
 
 def _command(args: list[str]) -> str:
     """As anybody would type it: where PufferLib's Python is, is this machine's own affair."""
-    typed = " ".join(["python", "benchmarks/speed.py", *args])
+    typed = shlex.join(["python", "benchmarks/speed.py", *args])
     return re.sub(r"(--pufferlib[ =])\S+", r"\1PYTHON", typed)
 
 
