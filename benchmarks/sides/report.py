@@ -39,8 +39,11 @@ def machine() -> dict[str, Any]:
 
 def _command(args: list[str]) -> str:
     """As anybody would type it: where PufferLib's Python is, is this machine's own affair."""
-    typed = shlex.join(["python", "benchmarks/speed.py", *args])
-    return re.sub(r"(--pufferlib[ =])\S+", r"\1PYTHON", typed)
+    typed = ["python", "benchmarks/speed.py"]
+    for previous, arg in zip(["", *args], args, strict=False):
+        path = previous == "--pufferlib"
+        typed.append("PYTHON" if path else re.sub("^(--pufferlib=).*", r"\1PYTHON", arg))
+    return shlex.join(typed)
 
 
 def _commit() -> str:

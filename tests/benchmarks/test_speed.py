@@ -165,8 +165,9 @@ def test_a_clock_that_is_paused_does_not_count_what_follows(
 def test_the_command_names_no_path_of_this_machine(sides: Any) -> None:
     command = sides("report")._command
     rows, typed = ["--rows", "python envs"], "python benchmarks/speed.py --rows 'python envs' "
-    assert command([*rows, "--pufferlib", "/its/python"]) == f"{typed}--pufferlib PYTHON"
-    assert command([*rows, "--pufferlib=/its/python"]) == f"{typed}--pufferlib=PYTHON"
+    for path in ("/its/python", "/its own/python"):
+        assert command([*rows, "--pufferlib", path]) == f"{typed}--pufferlib PYTHON"
+        assert command([*rows, f"--pufferlib={path}"]) == f"{typed}--pufferlib=PYTHON"
 
 
 def test_says_that_the_loop_stands_in(sides: Any) -> None:
